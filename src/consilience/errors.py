@@ -1,0 +1,45 @@
+"""Errors a user can act on. The command line prints them without a traceback and exits with `exit_code`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConsilienceError(Exception):
+    """Something a user can mend; the message says what, where and how."""
+
+    exit_code = 2
+
+
+class ConfigError(ConsilienceError):
+    """A setting that is unknown, out of range, or contradicts another."""
+
+
+class RefusedCombination(ConfigError):
+    """Two parts that cannot stand in one stack."""
+
+
+class DataError(ConsilienceError):
+    """Files or samples that are missing, damaged, or too few for what was asked."""
+
+
+class NonFiniteError(ConsilienceError):
+    """Training produced infinity or NaN; nothing was aggregated from it."""
+
+    exit_code = 3
+
+
+def did_you_mean(wrong: str, known: Iterable[str], most: int = 3) -> str:
+    """' Did you mean …?' with the nearest names, or the list of what there is when nothing is near."""
+    names = sorted({str(k) for k in known})
+    lowered = {n.lower(): n for n in names}
+    near = difflib.get_close_matches(wrong.lower(), lowered, n=most, cutoff=0.5)
+    if near:
+        return f" Did you mean {' or '.join(repr(lowered[n]) for n in near)}?"
+    return f" Known: {', '.join(names)}." if names else ""
+
+
+def unknown(kind: str, wrong: str, known: Iterable[str], error: type[ConsilienceError] = ConfigError) -> ConsilienceError:
+    """The error for a name that nothing answers to."""
+    return error(f"Unknown {kind} {wrong!r}.{did_you_mean(wrong, known)}")

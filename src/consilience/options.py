@@ -1,0 +1,173 @@
+"""Declared settings: one mechanism for the options of parts, splits, models and of a run.
+
+A setting is a dataclass field made with `option`, which carries its range, its meaning and the range worth searching.
+`build` turns loose values (from a file or the command line) into such a dataclass, strictly. Values written as
+`name(key=value, …)` are read by `parse_call`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def option(default: Any, doc: str = "", *, low: float | None = None, high: float | None = None,
+           above: float | None = None, below: float | None = None, choices: tuple | None = None,
+           tune: tuple | None = None) -> Any:
+    """A dataclass field with limits. `low`, `high` are inclusive, `above`, `below` exclusive.
+
+    `tune` lists values worth searching, for comparisons that give every method the same budget.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below, "choices": choices}
+    metadata = {"doc": doc, "tune": tune, **{k: v for k, v in limits.items() if v is not None}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def describe(cls: type) -> list[dict[str, Any]]:
+    """The declared settings of a dataclass, ready for a table or JSON."""
+    hints = typing.get_type_hints(cls)
+    rows = []
+    for f in dataclasses.fields(cls):
+        limits = {k: f.metadata[k] for k in ("low", "high", "above", "below") if k in f.metadata}
+        rows.append({"name": f.name, "type": _type_name(hints[f.name]), "default": f.default,
+                     "doc": f.metadata.get("doc", ""), "range": _range_text(f.metadata), "limits": limits,
+                     "choices": list(f.metadata["choices"]) if f.metadata.get("choices") else None,
+                     "tune": list(f.metadata["tune"]) if f.metadata.get("tune") else None})
+    return rows
+
+
+def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """An instance of `cls` from loose values; unknown keys and wrong values are refused with the nearest names."""
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, known)}" if known else
+                              f"{owner} has no options, so {key!r} cannot be set.")
+    hints = typing.get_type_hints(cls)
+    return cls(**{k: coerce(v, hints[k], f"The {k!r} option of {owner}") for k, v in values.items()})
+
+
+def check(instance: Any, owner: str) -> None:
+    """Refuse values of the wrong type or outside their declared limits. Called when a part is made, from anywhere."""
+    hints = typing.get_type_hints(type(instance))
+    for f in dataclasses.fields(instance):
+        what = f"The {f.name!r} option of {owner}"
+        value = coerce(getattr(instance, f.name), hints[f.name], what)
+        object.__setattr__(instance, f.name, value)
+        if value is not None:
+            _check_limits(value, f.metadata, what)
+
+
+def _check_limits(value: Any, meta: Mapping[str, Any], what: str) -> None:
+    if meta.get("choices") and value not in meta["choices"]:
+        hint = did_you_mean(value, meta["choices"]) if isinstance(value, str) else ""
+        raise ConfigError(f"{what} must be one of {', '.join(map(str, meta['choices']))}. Got {value!r} instead.{hint}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        wrong = (not math.isfinite(value) or ("low" in meta and value < meta["low"])
+                 or ("high" in meta and value > meta["high"]) or ("above" in meta and value <= meta["above"])
+                 or ("below" in meta and value >= meta["below"]))
+        if wrong:
+            raise ConfigError(f"{what} must be {_range_text(meta) or 'finite'}. Got {value!r} instead.")
+
+
+def _range_text(meta: Mapping[str, Any]) -> str:
+    words = {"low": "at least", "above": "above", "high": "at most", "below": "below"}
+    return " and ".join(f"{word} {meta[k]}" for k, word in words.items() if k in meta)
+
+
+def _type_name(hint: Any) -> str:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return " or ".join(_type_name(a) for a in typing.get_args(hint))
+    if hint is type(None):
+        return "none"
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def coerce(value: Any, hint: Any, what: str) -> Any:
+    """`value` as the declared type, or a ConfigError. Text is read as the type asks; nothing is guessed beyond that."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        for option_type in typing.get_args(hint):
+            try:
+                return coerce(value, option_type, what)
+            except ConfigError:
+                continue
+        raise _wrong_type(value, hint, what)
+    if hint is type(None):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "")):
+            return None
+        raise _wrong_type(value, hint, what)
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if isinstance(value, str):
+            value = [v.strip() for v in value.strip("()[]").split(",") if v.strip()]
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = [value]
+        if not isinstance(value, (list, tuple)):
+            raise _wrong_type(value, hint, what)
+        return tuple(coerce(v, item, what) for v in value)
+    if hint is bool:
+        if isinstance(value, str) and value.lower() in ("true", "yes", "on", "false", "no", "off"):
+            return value.lower() in ("true", "yes", "on")
+        if isinstance(value, bool):
+            return value
+    elif hint in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if hint is float:
+                return number
+            if number.is_integer():
+                return int(number)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    elif hint is str and isinstance(value, str):
+        return value
+    elif hint is Any or (isinstance(hint, type) and hint not in (int, float, bool, str) and isinstance(value, hint)):
+        return value
+    raise _wrong_type(value, hint, what)
+
+
+def _wrong_type(value: Any, hint: Any, what: str) -> ConfigError:
+    return ConfigError(f"{what} must be a {_type_name(hint)}. Got {value!r} instead.")
+
+
+def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
+    """'dirichlet(alpha=0.1)' → ('dirichlet', {'alpha': 0.1}). Values are literals; a bare word is text."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        raise ConfigError(f"{what} must be written name or name(key=value, …). Got {text!r} instead.")
+    if node.args or any(k.arg is None for k in node.keywords):
+        raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). Got {text!r} instead.")
+    values: dict[str, Any] = {}
+    for keyword in node.keywords:
+        assert keyword.arg is not None
+        if isinstance(keyword.value, ast.Name) and keyword.value.id not in ("true", "false", "none"):
+            values[keyword.arg] = keyword.value.id
+            continue
+        try:
+            values[keyword.arg] = ast.literal_eval(ast.unparse(keyword.value).replace("true", "True")
+                                                   .replace("false", "False").replace("none", "None"))
+        except ValueError:
+            raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value.") from None
+    return node.func.id, values
+
+
+def format_call(name: str, values: Mapping[str, Any]) -> str:
+    """The inverse of `parse_call`."""
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})" if values else name

@@ -1,0 +1,90 @@
+"""Keyed randomness: every draw is a hash of (seed, purpose, client, round, step, pass, part).
+
+A key is a 0-d int64 tensor, so that keys can be made and used on a device inside a captured step. There is no generator
+and no hidden state: adding a draw somewhere never changes a draw elsewhere, and resuming a run needs no saved state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _signed(x: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit number."""
+    return x - (1 << 64) if x >= (1 << 63) else x
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """Logical shift to the right; torch's own keeps the sign."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on wrapping int64."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _number(words: Sequence[str | int]) -> int:
+    """FNV-1a of words that the host knows; costs the device nothing."""
+    h = 0xCBF29CE484222325
+    for byte in "/".join(map(str, words)).encode():
+        h = ((h ^ byte) * 0x100000001B3) % (1 << 64)
+    return _signed(h)
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """A new key from a key and a number (an int, or an int64 tensor)."""
+    return _mix(key * _GOLDEN + number)
+
+
+def key(base: int | Tensor, *words: str | int) -> Tensor:
+    """A key from a seed or a key, and words that name the purpose."""
+    start = base if isinstance(base, Tensor) else torch.tensor(base, dtype=torch.int64)
+    return fold(start, _number(words))
+
+
+def bits(key: Tensor, n: int) -> Tensor:
+    """n int64 with all 64 bits random."""
+    return _mix(key + (torch.arange(n, device=key.device) + 1) * _GOLDEN)
+
+
+def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers in (0, 1), never 0 and never 1."""
+    return (_shift(bits(key, math.prod(shape)), 41).float() + 0.5).div(1 << 23).reshape(tuple(shape))
+
+
+def normal(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers (Box–Muller)."""
+    u, v = uniform(key, (2, *shape)).unbind()
+    return torch.sqrt(-2 * torch.log(u)) * torch.cos(2 * torch.pi * v)
+
+
+def integers(key: Tensor, below: int | Tensor, shape: Sequence[int]) -> Tensor:
+    """Whole numbers 0 … below − 1. The bias of the modulus is under below / 2^62."""
+    return (_shift(bits(key, math.prod(shape)), 1) % below).reshape(tuple(shape))
+
+
+def permutation(key: Tensor, n: int) -> Tensor:
+    """0 … n − 1 in random order."""
+    return bits(key, n).argsort()
+
+
+def host(key: Tensor) -> np.random.Generator:
+    """A NumPy generator for what needs rejection sampling (Beta, Dirichlet); for planning only, never inside a step."""
+    return np.random.Generator(np.random.Philox(key=int(key) % (1 << 64)))
+
+
+def seed_torch(key: Tensor) -> int:
+    """A seed for torch's own initialisers, used under `torch.random.fork_rng` when a module is made."""
+    return int(key) % (1 << 63)

@@ -1,0 +1,132 @@
+"""Arithmetic on trees: nested dicts whose leaves are tensors. Nothing here changes its arguments, but `copy_into`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]           # nested dicts with tensors as leaves
+Flat = dict[str, Tensor]        # one level: parameters, gradients
+
+
+def map(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply f leaf by leaf; every tree has the keys of the first."""
+    if isinstance(tree, dict):
+        return {k: map(f, v, *(o[k] for o in others)) for k, v in tree.items()}
+    return f(tree, *others)
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    return [t for v in tree.values() for t in leaves(v)] if isinstance(tree, dict) else [tree]
+
+
+def paths(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """('a/b', leaf) for every leaf."""
+    if isinstance(tree, dict):
+        for k, v in tree.items():
+            yield from paths(v, f"{prefix}/{k}" if prefix else str(k))
+    else:
+        yield prefix, tree
+
+
+def nested(flat: dict[str, Tensor]) -> Tree:
+    """The inverse of `paths`."""
+    out: Tree = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        at = out
+        for p in parents:
+            at = at.setdefault(p, {})
+        at[last] = leaf
+    return out
+
+
+def count_bytes(tree: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def clone(tree: Any) -> Any:
+    return map(lambda x: x.detach().clone(), tree)
+
+
+def zeros(tree: Any) -> Any:
+    return map(torch.zeros_like, tree)
+
+
+def to(tree: Any, device: Any) -> Any:
+    return map(lambda x: x.to(device), tree)
+
+
+def all_finite(tree: Any) -> Tensor:
+    """One boolean on the device for the whole tree."""
+    floats = [t for t in leaves(tree) if t.is_floating_point()]
+    if not floats:
+        return torch.tensor(True)
+    return torch.stack([t.isfinite().all() for t in floats]).all()
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Overwrite target's tensors; the one function here that writes, for engines only."""
+    if isinstance(target, dict):
+        if target.keys() != source.keys():
+            raise KeyError(f"trees differ: {sorted(target.keys() ^ source.keys())}")
+        for k in target:
+            copy_into(target[k], source[k])
+    else:
+        target.detach().copy_(source)
+
+
+
+# Flat dicts of tensors (parameters, gradients): one fused call for all leaves.
+
+def pick(flat: Flat, keys: Iterable[str]) -> Flat:
+    return {k: flat[k] for k in keys}
+
+
+def add(a: Flat, b: Flat, alpha: float = 1.0) -> Flat:
+    return dict(zip(a, torch._foreach_add([*a.values()], [b[k] for k in a], alpha=alpha))) if a else {}
+
+
+def sub(a: Flat, b: Flat) -> Flat:
+    return dict(zip(a, torch._foreach_sub([*a.values()], [b[k] for k in a]))) if a else {}
+
+
+def scale(a: Flat, factor: float | Tensor) -> Flat:
+    """factor: a number, or a 0-d tensor."""
+    return dict(zip(a, torch._foreach_mul([*a.values()], factor))) if a else {}
+
+
+def divide(a: Flat, by: Flat) -> Flat:
+    """by: a 0-d tensor per key."""
+    return {k: a[k] / by[k] for k in a}
+
+
+def add_where(a: Flat, b: Flat) -> Flat:
+    """a + b on the keys they share; a elsewhere."""
+    common = [k for k in a if k in b]
+    return {**a, **add(pick(a, common), pick(b, common))} if common else a
+
+
+class _SquaredDistance(torch.autograd.Function):
+    """One pass forward and one backward over the first n tensors; the naive graph takes six."""
+
+    @staticmethod
+    def forward(ctx: Any, n: int, *tensors: Tensor) -> Tensor:
+        ctx.difference = torch._foreach_sub(tensors[:n], tensors[n:])
+        return torch.stack([torch.dot(d.flatten(), d.flatten()) for d in ctx.difference]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (None, *torch._foreach_mul(ctx.difference, 2 * grads[0]), *([None] * len(ctx.difference)))
+
+
+def sq_dist(a: Flat, b: Flat) -> Tensor | float:
+    """Squared distance over a's keys; b is constant, no gradient reaches it."""
+    return _SquaredDistance.apply(len(a), *a.values(), *(b[k] for k in a)) if a else 0.0
+
+
+def norm(a: Flat) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*a.values()])))
