@@ -92,7 +92,8 @@ def _type_name(hint: Any) -> str:
     origin = typing.get_origin(hint)
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(hint, getattr(hint, "__name__", str(hint)))
+    plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def coerce(value: Any, hint: Any, what: str) -> Any:
@@ -131,15 +132,21 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
                 return int(number)
         except (TypeError, ValueError, OverflowError):
             pass
-    elif hint is str and isinstance(value, str):
-        return value
-    elif hint is Any or (isinstance(hint, type) and hint not in (int, float, bool, str) and isinstance(value, hint)):
+    elif hint is Any or (isinstance(hint, type) and hint not in (int, float) and isinstance(value, hint)):
         return value
     raise _wrong_type(value, hint, what)
 
 
 def _wrong_type(value: Any, hint: Any, what: str) -> ConfigError:
     return ConfigError(f"{what} must be a {_type_name(hint)}. Got {value!r} instead.")
+
+
+class _LowerCaseWords(ast.NodeTransformer):
+    """true, false and none as Python spells them; text in quotes stays as it is."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "none": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
 
 
 def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
@@ -153,7 +160,8 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise ConfigError(f"{what} must be written name or name(key=value, …). Got {text!r} instead.")
     if node.args or any(k.arg is None for k in node.keywords):
-        raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). Got {text!r} instead.")
+        raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). "
+                          f"Got {text!r} instead.")
     values: dict[str, Any] = {}
     for keyword in node.keywords:
         assert keyword.arg is not None
@@ -161,8 +169,7 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
             values[keyword.arg] = keyword.value.id
             continue
         try:
-            values[keyword.arg] = ast.literal_eval(ast.unparse(keyword.value).replace("true", "True")
-                                                   .replace("false", "False").replace("none", "None"))
+            values[keyword.arg] = ast.literal_eval(_LowerCaseWords().visit(keyword.value))
         except ValueError:
             raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value.") from None
     return node.func.id, values

@@ -1,0 +1,212 @@
+"""`consilience data`: what data sets there are, whether their files are whole, and what a split looks like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from .. import options
+from ..data import SOURCES, directory, load, save_split, statistics, verify
+from ..data.download import download as fetch
+from ..data.picture import draw_split
+from ..data.sources import make
+
+app = typer.Typer(no_args_is_help=True, help="List, check, fetch and look at data sets.")
+
+Name = Annotated[str, typer.Argument(help="A data set, as cifar10 or 'folder(path=\"photos\")'.", show_default=False)]
+DataDir = Annotated[Path | None, typer.Option("--data-dir",
+                                               help="Where the files are; else CONSILIENCE_DATA, else a folder of yours.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document and nothing else.")]
+
+
+@app.command("list")
+def list_sources(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Every data set, and whether its files are here."""
+    rows = []
+    for name in sorted(SOURCES):
+        place = verify.where(SOURCES[name](), data_dir)
+        rows.append({"name": name, "title": SOURCES[name].title, "kind": SOURCES[name].kind, "found": place["found"],
+                     "folder": place["folder"]})
+    if as_json:
+        return _print_json(rows)
+    table = _table("name", "what", "here")
+    for row in rows:
+        here = {True: row["folder"] or "always", False: "no", None: "yours: give a path"}[row["found"]]
+        table.add_row(row["name"], row["title"], escape(here))
+    _out().print(table)
+    _out().print(f"Data directory: {directory.data_directory(data_dir)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def info(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """What a data set is, its options, where it is looked for and how to get it."""
+    source = make(name)
+    place = verify.where(source, data_dir)
+    settings = options.describe(type(source))
+    document = {"name": source.name, "title": source.title, "kind": source.kind, "text": source.text,
+                "doc": (type(source).__doc__ or "").strip(), "default_split": source.default_split,
+                "default_test": source.default_test, "default_pool": source.default_pool, "options": settings, **place,
+                "downloads": [d.url for d in source.downloads], "how_to_get": directory.how_to_get(source)}
+    if as_json:
+        return _print_json(document)
+    out = _out()
+    out.print(f"[bold]{source.name}[/bold]: {escape(source.title)}\n", highlight=False)
+    out.print(escape(_unindent(document["doc"])) + "\n", highlight=False)
+    split = source.default_split or "by client or domain where there are any, else dirichlet(alpha=0.1)"
+    out.print(f"Default split: {escape(split)}", highlight=False)
+    if settings:
+        table = _table("option", "default", "meaning")
+        for row in settings:
+            table.add_row(row["name"], str(row["default"]), escape(row["doc"] + (f" ({row['range']})" if row["range"] else "")))
+        out.print(table)
+    if place["found"]:
+        out.print(f"Found: {escape(place['folder'] or 'always here')}", highlight=False, soft_wrap=True)
+    elif place["looked_in"]:
+        out.print("Not found. Looked in", highlight=False)
+        for folder in place["looked_in"]:
+            out.print(f"  {escape(folder)}", highlight=False, soft_wrap=True)
+    if document["how_to_get"] and not place["found"]:
+        out.print(escape(document["how_to_get"]), highlight=False)
+
+
+@app.command()
+def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Read the whole data set, compare checksums with the published ones, and count. Exit code 2 if a file differs."""
+    source = make(name)
+    with _progress() as bar:
+        total = verify.bytes_to_check(source, data_dir)
+        task = bar.add_task("checksums", total=total, visible=total > 0)
+        files = verify.check_files(source, data_dir, lambda n: bar.advance(task, n))
+        bar.update(task, description="reading", total=None)
+        dataset = source.read(data_dir)
+    held = verify.contents(dataset)
+    ok = all(f["verdict"] != "differs" for f in files)
+    if as_json:
+        _print_json({"name": source.name, "text": source.text, "ok": ok, "files": files, **held})
+    else:
+        _print_check(source.text, files, held, dataset.class_names)
+    if not ok:
+        raise typer.Exit(2)
+
+
+def _print_check(text: str, files: list[dict[str, Any]], held: dict[str, Any], class_names: tuple[str, ...]) -> None:
+    out = _out()
+    if files:
+        table = _table("file", "bytes", "verdict")
+        for row in files:
+            note = row["verdict"]
+            if note == "differs":
+                note += f": MD5 {row['md5']}, published {row['expected_md5'][0]}"
+            table.add_row(escape(row["path"] or row["file"]), f"{row['size']:,}" if row["size"] is not None else "", note)
+        out.print(table)
+    shape = " × ".join(map(str, held["shape"]))
+    out.print(f"{escape(text)}: {held['samples']:,} samples of {shape} ({held['dtype']}), {held['test_samples']:,} of them the "
+              f"published test set; {held['classes']} classes; {held['megabytes']:,} MB; fingerprint {held['fingerprint']}",
+              highlight=False, soft_wrap=True)
+    for group, about in held["groups"].items():
+        out.print(f"group {group}: {about['values']} values, {about['smallest']} to {about['largest']} samples", highlight=False)
+    if held["by_class"]:
+        counts = held["by_class"].items() if isinstance(held["by_class"], dict) else enumerate(held["by_class"])
+        out.print("by class: " + escape(", ".join(f"{k} {v:,}" for k, v in counts)), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def show(name: Name,
+         split: Annotated[str | None, typer.Option(help="For example 'dirichlet(alpha=0.1)'.")] = None,
+         clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
+         seed: Annotated[int, typer.Option(help="Another seed draws another split.")] = 0,
+         shift: Annotated[str | None, typer.Option(help="For example 'rotation(step=15)'.")] = None,
+         train: Annotated[float | None, typer.Option(help="Fraction of a client's samples to train on.")] = None,
+         validation: Annotated[float | None, typer.Option(help="Fraction of a client's samples to validate on.")] = None,
+         test: Annotated[str | None, typer.Option(help="clients, global, both or published.")] = None,
+         pool: Annotated[str | None, typer.Option(help="train or all: which samples are divided.")] = None,
+         split_file: Annotated[Path | None, typer.Option(help="Show this saved split.")] = None,
+         save: Annotated[Path | None, typer.Option(help="Save the split to this file.")] = None,
+         out: Annotated[Path | None, typer.Option(help="Draw the split to this file (.png, .svg, .pdf).")] = None,
+         part: Annotated[str, typer.Option(help="all, train, val or test: what is counted and drawn.")] = "all",
+         data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Divide a data set and show who gets what: numbers, and a picture."""
+    data = load(name, split, clients, seed, shift=shift, train=train, validation=validation, test=test, pool=pool,
+                split_file=split_file, data_dir=data_dir)
+    numbers = statistics.describe(data, part)
+    if save:
+        save_split(data, save)
+    picture = draw_split(data, out, part) if out else None
+    if as_json:
+        return _print_json({"description": data.description, "statistics": numbers,
+                            "picture": str(picture) if picture else None,
+                            "saved": str(save) if save else None})
+    table = _table("client", "train", "validation", "test", "effective classes")
+    counts = statistics.count_labels(data.y, statistics.rows_of(data, part), data.classes)
+    effective = statistics.effective_classes(counts).tolist()
+    for client, value in list(zip(data.clients, effective))[:_MOST]:
+        table.add_row(escape(client.name), *(f"{len(rows):,}" for rows in client[1:]), f"{value:.2f}")
+    console = _out()
+    console.print(table)
+    if data.population > _MOST:
+        console.print(f"… and {data.population - _MOST} more clients", highlight=False)
+    size, skew = numbers["size"], numbers["label_skew"]
+    apart = f", {len(data.test):,} in the global test set" if len(data.test) else ""
+    console.print(f"{data.name}, {escape(str(data.description['split']))}: {data.population} clients, {numbers['samples']:,} "
+                  f"samples{apart}\n"
+                  f"size {size['min']:.0f} to {size['max']:.0f} (spread {size['coefficient_of_variation']:.2f}); effective classes "
+                  f"{numbers['effective_classes']['mean']:.2f}; label skew {skew['total_variation']:.2f} (total variation); "
+                  f"hash {numbers['hash']}", highlight=False, soft_wrap=True)
+    for what, path in (("Split saved to", save), ("Picture:", picture)):
+        if path:
+            console.print(f"{what} {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+_MOST = 20      # clients listed one by one
+
+
+@app.command()
+def download(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Fetch a data set's files, check them and unpack them. Needs a connection."""
+    source = make(name)
+    with _progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total or None)
+            bar.update(tasks[file], completed=done)
+
+        paths = fetch(source, data_dir, report)
+    place = verify.where(source, data_dir)
+    if as_json:
+        return _print_json({"name": source.name, "files": [str(p) for p in paths], "found": place["found"],
+                            "folder": place["folder"]})
+    for path in paths:
+        _out().print(escape(str(path)), highlight=False, soft_wrap=True)
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _out() -> Console:
+    return Console()
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _progress() -> Progress:
+    """On stderr, so that stdout holds the answer only; gone when it is done."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True)
+
+
+def _unindent(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())

@@ -1,0 +1,88 @@
+"""From a module and a method to a program: surgery, probe, what travels, what trains when."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import rng, tree
+from ..errors import ConfigError
+from .layout import Layout
+from .method import Method
+from .network import Network
+from .part import Phase, Spec
+from .policy import Policy
+from .population import Population
+from .step import Program
+
+
+class Assembled(NamedTuple):
+    program: Program
+    phases: list[Phase]      # of a round
+    plain: Phase             # plain training: the task alone, every parameter of the model
+
+
+def _describe(module: nn.Module, points: list[str], spec: Spec, x: Tensor) -> tuple[Network, Spec]:
+    network = Network(module, points)
+    model = tree.clone({"params": dict(module.named_parameters()), "buffers": dict(module.named_buffers())})
+    shapes, classes = network.probe(model, x)
+    if classes != spec.classes:
+        raise ConfigError(f"The model has {classes} outputs, but the data have {spec.classes} classes.")
+    return network, replace(spec, model=model, norm=network.norm_keys(), shapes=shapes)
+
+
+def _travels(key: str, spec: Spec, method: Method) -> bool:
+    """The run's BatchNorm policy and every part must let a key travel."""
+    policy = spec.policy.batchnorm
+    if policy == "params" and key in spec.norm and key in spec.model["buffers"]:
+        return False
+    if policy == "local" and key in spec.norm:
+        return False
+    return all(p.share(key, spec) for p in method.using("share"))
+
+
+def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, population: Population, device: torch.device,
+             clients: int) -> Assembled:
+    """Build the program of a method on a model. `clients` is the number that train (1 when data are pooled)."""
+    rows = torch.cat([r[:2] for r in population.rows])[:2]
+    x, _ = population.transform(population.x[rows].to(device), population.y[rows].to(device), None)
+    x = torch.cat([x, x])[:2]                                    # two samples, for normalisation in the probe
+    proxy = None
+    if population.proxy is not None:
+        proxy = population.transform(population.proxy, population.y[:1].expand(len(population.proxy)), None)[0].to(device)
+        if proxy.shape[1:] != x.shape[1:]:
+            raise ConfigError(f"Samples of the proxy data set have shape {tuple(proxy.shape[1:])}, "
+                              f"those of the clients {tuple(x.shape[1:])}.")
+    spec = Spec(layout, policy, {"params": {}, "buffers": {}}, frozenset(), {}, tuple(x.shape[1:]), population.classes, clients,
+                proxy)
+    module = copy.deepcopy(module).to(device)
+    _, spec = _describe(module, [layout.features], spec, x)
+    for part in method.using("build"):
+        with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone
+            torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))
+            module = part.build(module, spec).to(device)
+    # Hooks of the first description sit on the module that `build` may have changed: start from clean modules.
+    for m in module.modules():
+        m._forward_hooks.clear()
+        m._forward_pre_hooks.clear()
+    points = sorted({layout.features, *(q for p in method.using("points") for q in p.points(layout))})
+    network, spec = _describe(module, points, spec, x)
+    keys = (*spec.model["params"], *spec.model["buffers"])
+    spec = replace(spec, shared=frozenset(k for k in keys if _travels(k, spec, method)))
+    apart = tuple(p.name + "." for hook in ("before", "adversary") for p in method.using(hook))
+    main = tuple(k for k in spec.model["params"] if not k.startswith(apart))
+    phases = [Phase("main", main)]
+    for part in method.using("phases"):
+        phases = part.phases(phases, spec)
+    trained = {k for p in phases if p.model == "model" for k in p.keys}
+    spec = replace(spec, trained=tuple(k for k in main if k in trained & spec.shared))
+    for part in method.using("require"):
+        reason = part.require(spec)
+        if reason:
+            raise ConfigError(f"{part.name} {reason}")
+    plain = Phase("plain", main, model="plain", epochs=1)
+    return Assembled(Program(network, method, [*phases, plain], spec, population.task, population.transform), phases, plain)

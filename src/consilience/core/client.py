@@ -1,0 +1,183 @@
+"""What happens on one client in a round: load, train, finish. Pure towards the federation; writes only to its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from .. import rng, tree
+from ..tree import Tree
+from .network import Trace
+from .part import Model, Part
+from .slot import Slot
+
+if TYPE_CHECKING:
+    from .federation import Federation
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client holds between rounds."""
+
+    tensors: Tree                 # homes: kept, personal, local, previous, own, optimiser
+    first: bool = True            # it has not taken part yet
+    seen: int = -1                # the federation's clock when it last received something
+    own_round: int = 0            # round in which `own`, its model between two exchanges, was trained
+
+
+class Outcome(NamedTuple):
+    """What one client's round leaves behind; all of it copies."""
+
+    state: ClientState
+    uploads: dict[str, Tree]
+    model: Model                  # as trained, with what does not travel
+    losses: Tensor                # one per step
+
+
+class ClientView:
+    """What a part may read on a client outside its steps."""
+
+    model: Model                  # as trained; in `finish` only
+    scratch: Tree                 # in `finish` only
+    download: Tree                # what `deliver` sent; in `receive` only
+    steps: int                    # in `finish` only
+    path: dict[str, float]        # key -> momentum-aware length of the path walked; in `finish` only
+    losses: Tensor                # training loss of every step; in `finish` only
+
+    def __init__(self, fed: Federation, number: int, part: Part, received: Model, state: ClientState, stage: str,
+                 cohort: list[int], **more: Any) -> None:
+        self._fed, self._state = fed, state
+        self.id, self.received, self.first, self.cohort = number, received, state.first, cohort
+        self.shared: Tree = fed.shared.get(part.name, {})
+        self.kept: Tree = state.tensors["kept"].get(part.name, {})
+        self.personal: Tree = state.tensors["personal"].get(part.name, {})
+        self.round, self.spec = fed.round_number, fed.spec
+        self.common_key = rng.key(fed.policy.seed, part.name, stage, fed.round_number)    # the same on every client
+        self.key = rng.key(self.common_key, number)
+        self.__dict__.update(more)
+
+    @property
+    def size(self) -> int:
+        """Number of training samples."""
+        return len(self._fed.samples.rows[self.id].train)
+
+    def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """The client's training samples (or those held back), in order, transformed as in evaluation."""
+        rows = self._fed.samples.rows[self.id]
+        yield from self._fed.samples.batches(rows.reserved if reserved else rows.train)
+
+    def take(self, index: Tensor) -> Tensor:
+        """Inputs of the client's training samples number `index`, any shape, transformed as in evaluation."""
+        rows = self._fed.samples.rows[self.id].train[index.flatten().to("cpu")]
+        x = self._fed.samples.inputs(rows)[0]
+        return x.reshape(*index.shape, *x.shape[1:])
+
+    def labels(self) -> Tensor:
+        samples = self._fed.samples
+        return samples.y[samples.rows[self.id].train.to(samples.device)]
+
+    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False) -> Trace:
+        """A forward pass outside training, without gradients."""
+        return self._fed.look(self.id, self._state, model, x, train, taps)
+
+    def train(self, model: Model, epochs: int = 1) -> Model:
+        """The model after plain local training: the task alone, no added terms."""
+        return self._fed.train_plainly(self.id, model, epochs)[0]
+
+    def train_watching(self, model: Model, point: str, epochs: int = 1) -> Tensor:
+        """Plain local training; the mean over the batch at a point, as each step's forward pass showed it."""
+        return self._fed.train_plainly(self.id, model, epochs, point)[1]
+
+
+class LocalWork:
+    """One client's training in three acts, so that an engine may interleave several clients.
+
+    `load` fills a slot, the engine runs `schedule`, `finish` says what comes out.
+    """
+
+    kind = "round"
+
+    def __init__(self, fed: Federation, number: int, state: ClientState, cohort: list[int], download: dict[str, Tree]) -> None:
+        self.fed, self.number, self.state, self.cohort, self.download = fed, number, state, cohort, download
+        self.schedule = fed.samples.schedule(number, fed.phases)
+        self.index = fed.samples.order(number, fed.round_number, self.schedule)
+
+    def _view(self, part: Part, stage: str, received: Model, **more: Any) -> ClientView:
+        return ClientView(self.fed, self.number, part, received, self.state, stage, self.cohort, **more)
+
+    @property
+    def size(self) -> int:
+        """Steps to run."""
+        return sum(len(sizes) for _, sizes in self.schedule)
+
+    def load(self, slot: Slot) -> None:
+        fed = self.fed
+        received: Model = fed.received(self.state)
+        scratch: Tree = {}
+        for part in fed.method.using("receive"):
+            view = self._view(part, "receive", received, download=self.download.get(part.name, {}))
+            params, scratch[part.name] = part.receive(view)
+            received = {**received, "params": params}
+        for part in fed.method.using("init_scratch"):
+            scratch[part.name] = part.init_scratch(self._view(part, "init_scratch", received))
+        homes = self.state.tensors
+        slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
+                  personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,
+                  index=self.index, plan=fed.plans(self.number, self.schedule, self.kind),
+                  **fed.scalars(self.number, self.state, self.kind))
+
+    def finish(self, slot: Slot) -> Outcome:
+        fed, homes = self.fed, self.state.tensors
+        lengths = self.path()
+        uploads: dict[str, Tree] = {}
+        kept = dict(homes["kept"])
+        received = slot.received
+        for part in fed.method.using("finish"):
+            view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
+                              steps=self.size, path=lengths, losses=slot.losses[: self.size])
+            new, uploads[part.name] = part.finish(view)
+            if new:
+                kept[part.name] = new
+        flat = {k: v for half in slot.model.values() for k, v in half.items()}
+        after = {"kept": kept, "personal": slot.personal, "local": {k: flat[k] for k in homes["local"]},
+                 "previous": slot.model if homes["previous"] else {}, "own": slot.model if homes["own"] else {},
+                 "optimiser": slot.optimiser if homes["optimiser"] else {}}
+        state = replace(self.state, tensors=tree.clone(after), first=False, own_round=fed.round_number)
+        return Outcome(state, tree.clone(uploads), tree.clone(slot.model), slot.losses[: self.size].clone())
+
+    def path(self) -> dict[str, float]:
+        """key -> length of the path a constant unit gradient would have walked (METHODS.md 7.4)."""
+        lengths: dict[str, float] = {}
+        lr = self.fed.policy.lr_at(self.fed.round_number)
+        for phase, sizes in self.schedule:
+            if phase.model == "model":
+                for k in phase.keys:
+                    lengths[k] = lengths.get(k, 0.0) + self.fed.policy.path_length(len(sizes), lr)
+        return lengths
+
+
+class PlainWork:
+    """Plain local training of a given model: the task alone. What parts ask for with `c.train`."""
+
+    def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str) -> None:
+        self.fed, self.number, self.model, self.watch = fed, number, model, watch
+        self.kind = f"plain{epochs}{watch}"
+        self.schedule = fed.samples.schedule(number, [replace(fed.plain_phase, epochs=epochs)])
+        self.index = fed.samples.order(number, fed.round_number, self.schedule)
+
+    def load(self, slot: Slot) -> None:
+        fed = self.fed
+        state = fed.client(self.number)
+        homes = state.tensors
+        if self.watch and not slot.watch:
+            slot.watch_point(self.watch, fed.spec.shapes[self.watch])
+        slot.load(model=self.model, received=self.model, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
+                  personal=homes["personal"], scratch={}, optimiser=fed.still, index=self.index,
+                  plan=fed.plans(self.number, self.schedule, self.kind), **fed.scalars(self.number, state, self.kind))
+
+    def finish(self, slot: Slot) -> tuple[Model, Tensor]:
+        steps = sum(len(sizes) for _, sizes in self.schedule)
+        return tree.clone(slot.model), (slot.watched[:steps].clone() if self.watch else slot.losses[:steps].clone())

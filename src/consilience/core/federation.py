@@ -1,0 +1,365 @@
+"""The federation: one round, written once. Knows no part by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .. import rng, tree
+from ..errors import ConfigError, DataError, NonFiniteError
+from ..tree import Flat, Tree
+from . import optimiser
+from .assemble import assemble
+from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork
+from .diagnose import find_nonfinite
+from .layout import Layout
+from .method import Method
+from .network import Trace
+from .part import Model, Part
+from .policy import Policy
+from .population import Population
+from .samples import Samples, Schedule
+from .server import ServerView, merge_counters, reduce_uploads, weighted_change
+from .slot import Slot
+from .step import Pass, Program
+from .store import MemoryStore
+
+
+class Work(Protocol):
+    """What an engine runs: fill a slot, run the schedule's steps, say what came out."""
+
+    number: int
+    kind: str
+    schedule: Schedule
+
+    def load(self, slot: Slot) -> None: ...
+    def finish(self, slot: Slot) -> Any: ...
+
+
+class Engine(Protocol):
+    """Where steps run. Results come in the order of the works."""
+
+    def run(self, works: Iterable[Work]) -> Iterator[Any]: ...
+
+
+class EngineFactory(Protocol):
+    def __call__(self, program: Program, make_slot: Any) -> Engine: ...
+
+
+@dataclass
+class RoundReport:
+    """What a round was, in numbers."""
+
+    number: int
+    cohort: list[int]                      # clients selected
+    lost: list[int] = field(default_factory=list)      # selected, but failed before they uploaded
+    idle: list[int] = field(default_factory=list)      # selected, but made no step
+    exchanged: bool = True                 # models travelled
+    losses: dict[int, float] = field(default_factory=dict)   # client -> mean training loss
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Federation:
+    """A method on a model and a population. `round` is the whole of federated learning; the rest serves it."""
+
+    def __init__(self, module: nn.Module, layout: Layout, method: Method, population: Population, policy: Policy,
+                 engine: EngineFactory, device: str | torch.device = "cpu") -> None:
+        self.method, self.policy, self.population = method, method.resolve(policy), population
+        self.device = torch.device(device)
+        self.pooled = any(p.pools for p in method.parts)
+        if not any(len(r) for r in population.rows):
+            raise DataError("No client has any training sample.")
+        held = max([p.reserve for p in method.parts], default=0.0)
+        self.samples = Samples(population, self.policy, self.pooled, held, self.device)
+        self.size = len(self.samples)
+        self.policy.cohort_size(self.size)                      # refuses an impossible cohort now, not in round one
+        self.program, self.phases, self.plain_phase = assemble(module, layout, method, self.policy, population, self.device,
+                                                               self.size)
+        self.spec = self.program.spec
+        self.samples.smallest = max([2 if self.spec.norm else 1, *(p.min_batch for p in method.parts)])
+        if self.policy.batch < self.samples.smallest:
+            raise ConfigError(f"The 'batch' option of the run must be at least {self.samples.smallest} for this model and method "
+                              f"(statistics over a batch need two samples). Got {self.policy.batch} instead.")
+        if not self.samples.longest(self.phases):
+            raise DataError(f"No client has enough samples for one batch of {self.policy.batch}: the largest has "
+                            f"{max(len(r.train) for r in self.samples.rows)}. Use a smaller batch, or last_batch=keep.")
+        self.engine = engine(self.program, self.make_slot)
+        self.round_number, self.last_exchange, self.clock = 0, 0, 0
+        self.model: Model = tree.clone(self.spec.model)
+        self.shared, self.server = self._initial("shared"), self._initial("server")
+        self.versions = {path: 0 for path, _ in tree.paths(self.shared)}    # clock at which a shared tensor last changed
+        self.still = {p.name: optimiser.init(self.policy, tree.pick(self.model["params"], p.keys))
+                      for p in [*self.phases, self.plain_phase]}
+        self.clients = MemoryStore(ClientState(self._fresh_tensors()))
+        self.moving = self._moving_keys()
+        self.prepared = not method.using("prepare")
+
+    # ---- what is declared ------------------------------------------------------------------------------------------
+
+    def _initial(self, home: str) -> Tree:
+        """What the parts declare for one home."""
+        return {p.name: tree.map(lambda t: t.detach().clone().to(self.device), getattr(p, "init_" + home)(self.spec))
+                for p in self.method.using("init_" + home)}
+
+    def _fresh_tensors(self) -> Tree:
+        """What a client holds before it first takes part."""
+        local = {k: v for half in self.model.values() for k, v in half.items() if k not in self.spec.shared}
+        return {"kept": self._initial("kept"), "personal": self._initial("personal"), "local": tree.clone(local),
+                "previous": tree.clone(self.model) if any(p.previous for p in self.method.parts) else {},
+                "own": tree.clone(self.model) if self.method.using("exchange") else {},
+                "optimiser": tree.clone(self.still) if self.policy.optimiser_state == "kept" else {}}
+
+    def _moving_keys(self) -> list[str]:
+        """Keys that travel and can change: what is trained, what adversaries train, and running statistics."""
+        stepping = {k for p in self.phases if p.model == "model" for k in p.keys}
+        apart = tuple(p.name + "." for hook in ("before", "adversary") for p in self.method.using(hook))
+        return [k for k in self._flat() if k in self.spec.shared
+                and (k in stepping or k in self.model["buffers"] or k.startswith(apart))]
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients are served by models of their own rather than by the global one."""
+        fresh = self.clients.fresh.tensors
+        return bool(fresh["personal"] or fresh["local"] or self.method.using("personalise"))
+
+    @property
+    def no_global_model(self) -> str | None:
+        """Why the global model cannot be scored, or None."""
+        if not self.spec.trained:
+            return "nothing that is trained travels, so there is no global model"
+        if any(k not in self.spec.shared for k in self.spec.norm if k in self.model["buffers"]):
+            return "normalisation statistics stay on the clients, so the global model has none"
+        if any(k not in self.spec.shared for k in self.model["params"]):
+            return "a part of the model never leaves the clients"
+        return None
+
+    def client(self, number: int) -> ClientState:
+        return self.clients.get(number)
+
+    def name_of(self, number: int) -> str:
+        names = self.population.names
+        return names[number] if names and not self.pooled else str(number)
+
+    # ---- on a client -----------------------------------------------------------------------------------------------
+
+    def received(self, state: ClientState) -> Model:
+        """What a client starts a round with: the server's model with its own values for what does not travel.
+
+        Between two exchanges of models it goes on from the model it trained itself.
+        """
+        if state.tensors["own"] and state.own_round > self.last_exchange:
+            return tree.clone(state.tensors["own"])
+        local = state.tensors["local"]
+        return tree.clone({half: {k: local.get(k, v) for k, v in flat.items()} for half, flat in self.model.items()})
+
+    def scalars(self, number: int, state: ClientState, kind: str = "round") -> dict[str, Tensor]:
+        """Numbers that steps read. On the device, because a captured number would stay what it was."""
+        return {"lr": torch.tensor(self.policy.lr_at(max(self.round_number, 1))), "first": torch.tensor(state.first),
+                "round": torch.tensor(self.round_number), "client": torch.tensor(number),
+                "key": rng.key(self.policy.seed, "step", number, self.round_number, kind)}
+
+    def plans(self, number: int, schedule: Schedule, kind: str) -> Tree:
+        """The parts' draws for every step, one row per step."""
+        sizes = torch.tensor([n for _, s in schedule for n in s] or [self.policy.batch])
+        return {p.name: p.plan(rng.key(self.policy.seed, "plan", number, self.round_number, kind, p.name), self.spec, sizes)
+                for p in self.method.using("plan")}
+
+    def make_slot(self, work: Work) -> Slot:
+        """A slot with room for the longest schedule any client has for this kind of work."""
+        return Slot(self.samples.x, self.samples.y, self.samples.longest([p for p, _ in work.schedule]))
+
+    @torch.no_grad()
+    def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool) -> Trace:
+        """A forward pass outside training."""
+        slot = SimpleNamespace(**tree.to(self.scalars(number, state), self.device), shared=self.shared, kept=state.tensors["kept"],
+                               personal=state.tensors["personal"], scratch={}, received=model, previous=state.tensors["previous"])
+        step: Any = SimpleNamespace(program=self.program, slot=slot, hooks=self.program.hooks[self.phases[0].name], memo={},
+                                    phase=self.phases[0], key=rng.fold(slot.key, 0), batch=None, planned=lambda part: {})
+        return Pass(step, model, train).forward(model, x, train, taps, "look")
+
+    def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "") -> tuple[Model, Tensor]:
+        """The model after `epochs` of the task alone, and the batch means at the point watched, one row per step.
+
+        Where the client cannot make a batch the model comes back unchanged.
+        """
+        work = PlainWork(self, number, model, epochs, watch)
+        if not work.schedule:
+            return tree.clone(model), torch.zeros(0, device=self.device)
+        with torch.enable_grad():
+            return next(iter(self.engine.run([work])))
+
+    @torch.no_grad()
+    def personal_model(self, number: int) -> tuple[Model, bool]:
+        """The model a client is served by, and whether taps act in it."""
+        state = self.client(number)
+        model, taps = self.received(state), True
+        for part in self.method.using("personalise"):
+            model, taps = part.personalise(ClientView(self, number, part, model, state, "personalise", [number]))
+        return model, taps
+
+    # ---- on the server ---------------------------------------------------------------------------------------------
+
+    def shares(self, ids: list[int]) -> Tensor:
+        """Each client's weight in the average, by the run's policy."""
+        sizes = [len(self.samples.rows[i].train) if self.policy.weights == "samples" else 1 for i in ids]
+        return torch.tensor([n / sum(sizes) for n in sizes], device=self.device)
+
+    def serve(self, part: Part, stage: str, ids: list[int], **more: Any) -> ServerView:
+        return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
+                          self.spec, self.model, rng.key(self.policy.seed, part.name, "server", stage, self.round_number),
+                          self.shares(ids), apply=self.program.network.apply, **more)
+
+    def _store(self, home: str, part: Part, new: Tree) -> None:
+        """Keep what a server hook returned; it must be what the part declared."""
+        declared: Tree = getattr(self, home)
+        old, now = dict(tree.paths(declared.get(part.name, {}))), dict(tree.paths(new))
+        if {p: t.shape for p, t in now.items()} != {p: t.shape for p, t in old.items()}:
+            raise ConfigError(f"Part {part.name!r}: a server hook returned {home} state that init_{home} does not declare: "
+                              f"{sorted(now)} in place of {sorted(old)}, or other shapes.")
+        if now:
+            setattr(self, home, {**declared, part.name: new})
+        if home == "shared":
+            self.clock += 1
+            self.versions.update({f"{part.name}/{p}": self.clock for p, t in now.items() if old[p] is not t})
+
+    def settle(self, part: Part, stage: str, ids: list[int], uploads: list[Tree], models: list[Flat]) -> Tree:
+        """Reduce one part's uploads (in the order of client ids) and let it update its state on the server."""
+        reduced = reduce_uploads(part, uploads, self.shares(ids))
+        if self.method.has(part, "server"):
+            shared, server = part.server(self.serve(part, stage, ids, reduced=reduced, models=models))
+            self._store("shared", part, shared)
+            self._store("server", part, server)
+        return reduced
+
+    def exchange(self, stage: str, ids: list[int]) -> int:
+        """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
+        sent = 0
+        for part in self.method.using(stage):
+            uploads = []
+            for i in ids:
+                state = self.client(i)
+                uploads.append(tree.clone(getattr(part, stage)(ClientView(self, i, part, self.received(state), state, stage, ids))))
+            if uploads[0]:
+                sent += sum(tree.count_bytes(u) for u in uploads)
+                self.settle(part, stage, ids, uploads, [])
+        return sent
+
+    # ---- a round ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prepare(self) -> RoundReport:
+        """Before round one: what parts must know of all clients."""
+        report = RoundReport(0, [], exchanged=False)
+        if not self.prepared:
+            report.cohort = [i for i in range(self.size) if len(self.samples.rows[i].train)]
+            for i in report.cohort:
+                report.bytes_down += self._download_bytes(i)
+                self.clients.put(i, replace(self.client(i), seen=self.clock))
+            report.bytes_up = self.exchange("prepare", report.cohort)
+            self.prepared = True
+        return report
+
+    def cohort(self, round_number: int) -> list[int]:
+        """The clients of a round, by a keyed draw."""
+        size = self.policy.cohort_size(self.size)
+        if size == self.size:
+            return list(range(self.size))
+        order = rng.permutation(rng.key(self.policy.seed, "cohort", round_number), self.size)
+        return sorted(int(i) for i in order[:size])
+
+    def _fails(self, number: int) -> bool:
+        """Whether a selected client is lost in this round."""
+        coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, self.round_number), ())
+        return bool(coin < self.policy.dropout)
+
+    def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
+        """Clients train in the order given; everything is summed in the order of their numbers."""
+        self.prepare()
+        before = dict(self.__dict__), dict(self.versions)
+        self.round_number += 1
+        try:
+            with torch.no_grad():
+                return self._round(list(self.cohort(self.round_number) if cohort is None else cohort))
+        except BaseException:
+            self.__dict__.update(before[0])          # states are replaced, never written to: nothing of a broken round stays
+            self.versions = before[1]
+            raise
+
+    def _round(self, cohort: list[int]) -> RoundReport:
+        report = RoundReport(self.round_number, sorted(cohort), exchanged=self.method.exchanges(self.round_number))
+        report.idle = sorted(i for i in cohort if not self.samples.schedule(i, self.phases))
+        report.lost = sorted(i for i in cohort if i not in report.idle and self.policy.dropout and self._fails(i))
+        active = [i for i in cohort if i not in report.idle and i not in report.lost]
+        ids = sorted(active)
+        if not ids:
+            report.exchanged = False
+            return report
+        report.bytes_up += self.exchange("survey", ids)
+        down = {i: {p.name: p.deliver(self.serve(p, "deliver", ids), i) for p in self.method.using("deliver")} for i in active}
+        report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
+        heard = self.clock
+        works = [LocalWork(self, i, self.client(i), ids, down[i]) for i in active]
+        with torch.enable_grad():
+            done: dict[int, Outcome] = dict(zip(active, self.engine.run(works)))
+        self._refuse_nonfinite(ids, done, down)
+        report.losses = {i: float(done[i].losses.mean()) for i in ids}
+        models = [{k: w for k, w in done[i].model["params"].items() if k in self.spec.shared} for i in ids]
+        reduced: dict[str, Tree] = {}
+        for part in self.method.parts:
+            uploads = [done[i].uploads.get(part.name, {}) for i in ids]
+            if uploads[0] or part.reads_models:
+                report.bytes_up += sum(tree.count_bytes(u) for u in uploads)
+                reduced[part.name] = self.settle(part, "finish", ids, uploads, models if part.reads_models else [])
+        if report.exchanged:
+            report.bytes_up += len(ids) * tree.count_bytes(tree.pick(self._flat(), self.moving))
+            self._aggregate(ids, models, [done[i].model["buffers"] for i in ids], reduced)
+        for i in ids:
+            self.clients.put(i, replace(done[i].state, seen=heard))
+        for i in report.lost:                                   # it had received the model before it failed
+            self.clients.put(i, replace(self.client(i), seen=heard))
+        return report
+
+    def _aggregate(self, ids: list[int], models: list[Flat], all_buffers: list[Flat], reduced: dict[str, Tree]) -> None:
+        """New model = w + Σ p_k (w_k − w), with the parts' say in the weights and in the change."""
+        p = self.shares(ids)
+        for part in self.method.using("weights"):
+            p = part.weights(self.serve(part, "weights", ids, reduced=reduced.get(part.name, {})), p)
+        params = {k: w for k, w in self.model["params"].items() if k in self.spec.shared}
+        change = weighted_change(params, models, p)
+        for part in self.method.using("aggregate"):
+            change, server = part.aggregate(self.serve(part, "aggregate", ids, reduced=reduced.get(part.name, {})), change)
+            self._store("server", part, server)
+        buffers = {k: b for k, b in self.model["buffers"].items() if k in self.spec.shared}
+        floats = {k: b for k, b in buffers.items() if b.is_floating_point()}
+        moved = weighted_change(floats, all_buffers, self.shares(ids))      # statistics are averaged by the run's policy
+        counters = {k: merge_counters([b[k] for b in all_buffers]) for k in buffers if k not in floats}
+        model = {"params": {**self.model["params"], **{k: w + change[k] for k, w in params.items()}},
+                 "buffers": {**self.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}, **counters}}
+        if not bool(tree.all_finite(model)):
+            names = ", ".join(q.name for q in self.method.using("aggregate")) or "the average"
+            raise NonFiniteError(f"Round {self.round_number}: the new global model is not finite after aggregation ({names}). "
+                                 "Use a smaller learning rate.")
+        self.model, self.last_exchange = model, self.round_number
+
+    def _flat(self) -> Flat:
+        return {**self.model["params"], **self.model["buffers"]}
+
+    def _download_bytes(self, number: int) -> int:
+        """Bytes to bring a client up to date: what moves, what changed since it last listened, on first contact the rest."""
+        seen, flat = self.client(number).seen, self._flat()
+        keys = self.moving if seen >= 0 else [k for k in flat if k in self.spec.shared]
+        fresh = [t for path, t in tree.paths(self.shared) if self.versions[path] > seen]
+        return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)
+
+    def _refuse_nonfinite(self, ids: list[int], done: dict[int, Outcome], down: dict[int, dict[str, Tree]]) -> None:
+        fine = torch.stack([done[i].losses.isfinite().all() & tree.all_finite(done[i].model).to(self.device) for i in ids])
+        if not bool(fine.all()):
+            number = next(i for i, ok in zip(ids, fine) if not bool(ok))
+            with torch.enable_grad():
+                raise NonFiniteError(find_nonfinite(self, LocalWork(self, number, self.client(number), ids, down[number])))

@@ -1,0 +1,70 @@
+"""A method: parts in the order of their ranks, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConfigError, RefusedCombination
+from .part import EXCLUSIVE, STEP_HOOKS, TASK_HOOKS, Part, Phase
+from .policy import Policy
+
+
+class Method:
+    """A stack of parts. The order of typing does not matter; the parts' ranks and names fix the order of every fold."""
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self.parts: tuple[Part, ...] = tuple(sorted(parts, key=lambda p: (p.rank, p.name)))
+        for i, a in enumerate(self.parts):
+            for b in self.parts[i + 1:]:
+                reason = self.conflict(a, b)
+                if reason:
+                    raise RefusedCombination(f"{a.name} and {b.name} cannot be combined: {reason}.")
+
+    @classmethod
+    def conflict(cls, a: Part, b: Part) -> str | None:
+        """Why two parts cannot stand together, or None."""
+        if a.name == b.name:
+            return "the same part twice"
+        for one, other in ((a, b), (b, a)):
+            for trait in sorted(one.refuses.keys() & other.traits):
+                return f"{other.name} has {trait}, and {one.name} {one.refuses[trait]}"
+        for claim in sorted(a.claims.keys() & b.claims.keys()):
+            return f"both claim the {claim} ({a.name} {a.claims[claim]}; {b.name} {b.claims[claim]})"
+        for hook in EXCLUSIVE:
+            if cls.has(a, hook) and cls.has(b, hook):
+                return f"both define `{hook}`, and only one part can"
+        return None
+
+    @staticmethod
+    def has(part: Part, hook: str) -> bool:
+        return getattr(type(part), hook) is not getattr(Part, hook)
+
+    def using(self, hook: str, model: str | None = None) -> list[Part]:
+        return [p for p in self.parts if self.has(p, hook) and model in (None, p.acts_on)]
+
+    def hooks(self, phase: Phase, uploads: bool) -> dict[str, list[Part]]:
+        """hook -> the parts that act in this phase. Statistics and adversaries follow only what will be uploaded."""
+        active = {h: self.using(h) for h in TASK_HOOKS} | {h: self.using(h, phase.model) for h in STEP_HOOKS}
+        return active if uploads else active | {"track": [], "adversary": [], "before": []}
+
+    def exchanges(self, round_number: int) -> bool:
+        """Whether models travel to the server at the end of this round."""
+        return all(p.exchange(round_number) for p in self.using("exchange"))
+
+    def resolve(self, policy: Policy) -> Policy:
+        """The run's policy with every "auto" replaced by what the parts prefer."""
+        wanted: dict[str, dict[str, str]] = {}
+        for part in self.parts:
+            for key, value in part.prefers.items():
+                wanted.setdefault(key, {})[part.name] = value
+        fallback = {"weights": "samples"}
+        changes: dict[str, Any] = {}
+        for key, plain in fallback.items():
+            if getattr(policy, key) == "auto":
+                values = set(wanted.get(key, {}).values())
+                if len(values) > 1:
+                    raise ConfigError(f"Parts prefer different {key}: {wanted[key]}. Set {key} explicitly.")
+                changes[key] = values.pop() if values else plain
+        return replace(policy, **changes)

@@ -1,0 +1,160 @@
+"""One door for forward passes. A model is {"params", "buffers"}; a Network is the module that can run any such model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import rng, tree
+from ..errors import ConfigError
+from .part import Model
+
+NORMS = (nn.modules.batchnorm._NormBase,)
+_DROPOUTS = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}   # type -> leading dims with own coins
+
+KeySource = Callable[[], Tensor]
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose coins come from the key of the pass, so that engines and the order of clients do not change them."""
+
+    def __init__(self, p: float, number: int, coin_dims: int | None, holder: dict[str, KeySource | None]) -> None:
+        super().__init__()
+        self.p, self.number, self.coin_dims, self._holder = p, number, coin_dims, holder
+
+    def forward(self, x: Tensor) -> Tensor:
+        source = self._holder["key"]
+        if not self.training or self.p == 0 or source is None:
+            return x
+        dims = x.dim() if self.coin_dims is None else self.coin_dims
+        shape = (*x.shape[:dims], *([1] * (x.dim() - dims)))
+        keep = rng.uniform(rng.fold(source(), self.number), shape) >= self.p
+        return torch.where(keep, x / (1 - self.p), 0.0)
+
+
+def key_dropout(module: nn.Module, holder: dict[str, KeySource | None]) -> None:
+    """Replace every dropout layer by its keyed version, in place. `DropPath`-like layers say so by `coin_dims`."""
+    for number, (name, layer) in enumerate(list(module.named_modules())):
+        coin_dims = getattr(layer, "coin_dims", None)
+        if type(layer) in _DROPOUTS or (coin_dims is not None and not isinstance(layer, KeyedDropout)):
+            dims = _DROPOUTS.get(type(layer), coin_dims)
+            module.set_submodule(name, KeyedDropout(float(layer.p), number, dims, holder))
+
+
+class Trace:
+    """What a pass showed: each point before and after the taps, what the taps noted, and the logits."""
+
+    __slots__ = ("after", "before", "logits", "notes")
+
+    def __init__(self) -> None:
+        self.before: dict[str, Tensor] = {}
+        self.after: dict[str, Tensor] = {}
+        self.notes: dict[str, dict[str, Any]] = {}
+        self.logits: Tensor = None  # type: ignore[assignment]  # set by the forward pass
+
+
+Tap = Callable[[Trace, str, Tensor], Tensor]
+
+
+class Network:
+    """A module through which any model of its shape can run. The module is never the state."""
+
+    def __init__(self, module: nn.Module, points: Iterable[str] = ()) -> None:
+        self.module, self.points = module, tuple(points)
+        self._keys: dict[str, KeySource | None] = {"key": None}
+        key_dropout(module, self._keys)
+        self._params = [self._place(k, "_parameters") for k, _ in module.named_parameters()]
+        self._buffers = [self._place(k, "_buffers") for k, _ in module.named_buffers()]
+        self._modules = list(module.modules())
+        self._model: Model | None = None
+        self._train: bool | None = None
+        self._trace: Trace | None = None
+        self._tap: Tap | None = None
+        for point in self.points:
+            self._listen(point)
+
+    def _place(self, key: str, table: str) -> tuple[str, dict[str, Any], str]:
+        owner, _, leaf = key.rpartition(".")
+        return key, getattr(self.module.get_submodule(owner), table), leaf
+
+    def _listen(self, point: str) -> None:
+        name, _, side = point.partition(":")
+        try:
+            target = self.module.get_submodule(name)
+        except AttributeError:
+            names = [n for n, _ in self.module.named_modules() if n]
+            raise ConfigError(f"The model has no module {name!r} for the point {point!r}. "
+                              f"Its modules: {', '.join(names)}.") from None
+        if side == "input":
+            target.register_forward_pre_hook(lambda _, args: (self._at(point, args[0]), *args[1:]))
+        else:
+            target.register_forward_hook(lambda _, args, out: self._at(point, out))
+
+    def _at(self, point: str, x: Tensor) -> Tensor:
+        trace = self._trace
+        if trace is None:
+            return x
+        if point in trace.before:
+            raise ConfigError(f"The point {point!r} is passed twice in one forward pass; name a module that runs once.")
+        trace.before[point] = x
+        if self._tap is not None:
+            x = self._tap(trace, point, x)
+        trace.after[point] = x
+        return x
+
+    def _hold(self, model: Model, train: bool) -> None:
+        """Make the module's parameters and buffers be those of `model`."""
+        if model is not self._model:
+            params, buffers = model["params"], model["buffers"]
+            for key, table, leaf in self._params:
+                table[leaf] = params[key]
+            for key, table, leaf in self._buffers:
+                table[leaf] = buffers[key]
+            self._model = model
+        if train is not self._train:
+            for m in self._modules:
+                m.training = train
+            self._train = train
+
+    def forward(self, model: Model, x: Tensor, train: bool = False, tap: Tap | None = None,
+                update_buffers: bool = False, key: KeySource | None = None) -> Trace:
+        """Run the model. Only a pass with update_buffers writes (in place) to model["buffers"]."""
+        if train and model["buffers"] and not update_buffers:
+            model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
+        self._hold(model, train)
+        self._trace, self._tap, self._keys["key"] = Trace(), tap, key
+        trace = self._trace
+        try:
+            trace.logits = self.module(x)
+        finally:
+            self._trace, self._keys["key"] = None, None
+        return trace
+
+    def apply(self, model: Model, name: str, x: Tensor) -> Tensor:
+        """Run one submodule (an attached projection, the head) of the model."""
+        self._hold(model, True if self._train is None else self._train)
+        return self.module.get_submodule(name)(x)
+
+    def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Every point fires exactly once, no draw from the global generator; returns the shape at each point and the classes."""
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            trace = self.forward(model, x, train=True, key=lambda: rng.key(0, "probe").to(x.device))
+        self._hold(model, True)                     # the module must not keep the statistics of the probe
+        missing = [p for p in self.points if p not in trace.before]
+        if missing:
+            names = [n for n, _ in self.module.named_modules() if n]
+            raise ConfigError(f"The points {', '.join(missing)} never fire in a forward pass. "
+                              f"The model's modules: {', '.join(names)}.")
+        if not torch.equal(before, torch.get_rng_state()):
+            raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
+                              "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
+        return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, trace.logits.shape[1]
+
+    def norm_keys(self) -> frozenset[str]:
+        """Keys of normalisation layers with running statistics, found by type."""
+        return frozenset(f"{n}.{k}" for n, m in self.module.named_modules() if isinstance(m, NORMS)
+                         for k in (*m._parameters, *m._buffers))

@@ -1,0 +1,69 @@
+"""The clients' local optimisers, on fixed memory and with the learning rate on the device, so that steps can be captured."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..tree import Flat, Tree
+from .policy import Policy
+
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+
+
+def init(policy: Policy, params: Flat) -> Tree:
+    """State for the keys of one phase: nothing for plain SGD."""
+    if policy.optimiser == "adam":
+        device = next(iter(params.values())).device if params else None
+        return {"m": tree.zeros(params), "v": tree.zeros(params), "t": torch.zeros((), device=device)}
+    return {"m": tree.zeros(params)} if policy.momentum else {}
+
+
+def descend(params: list[Tensor], grads: list[Tensor], lr: Tensor) -> None:
+    """params -= lr * grads in place. On the CPU addcmul broadcasts lr without a copy of the gradients."""
+    if not params:
+        return
+    if params[0].is_cuda:
+        torch._foreach_sub_(params, torch._foreach_mul(grads, lr))
+    else:
+        torch._foreach_addcmul_(params, grads, [lr] * len(params), value=-1.0)
+
+
+@torch.no_grad()
+def update(policy: Policy, params: Flat, grads: Flat, state: Tree, lr: Tensor) -> None:
+    """One step in place, for the keys of `grads`."""
+    keys = [*grads]
+    if not keys:
+        return
+    p, g = [params[k] for k in keys], [grads[k] for k in keys]
+    if policy.weight_decay:
+        g = list(torch._foreach_add(g, p, alpha=policy.weight_decay))
+    if policy.optimiser == "adam":
+        g = _adam_direction(state, keys, g)
+    elif policy.momentum:
+        m = [state["m"][k] for k in keys]
+        torch._foreach_mul_(m, policy.momentum)
+        torch._foreach_add_(m, g)
+        g = m
+    descend(p, g, lr)
+
+
+def _adam_direction(state: Tree, keys: list[str], g: list[Tensor]) -> list[Tensor]:
+    """m̂ / (√v̂ + ε), as torch.optim.Adam computes it (weight decay is added to the gradient, not decoupled)."""
+    (b1, b2), m, v, t = ADAM_BETAS, [state["m"][k] for k in keys], [state["v"][k] for k in keys], state["t"]
+    t.add_(1)
+    torch._foreach_mul_(m, b1)
+    torch._foreach_add_(m, g, alpha=1 - b1)
+    torch._foreach_mul_(v, b2)
+    torch._foreach_addcmul_(v, g, g, value=1 - b2)
+    # 1 − β^t on the device: t is a tensor because a captured number would stay what it was
+    first, second = 1 - torch.exp(t * math.log(b1)), 1 - torch.exp(t * math.log(b2))
+    root = list(torch._foreach_sqrt(v))
+    torch._foreach_div_(root, second.sqrt())
+    torch._foreach_add_(root, ADAM_EPS)
+    out = list(torch._foreach_div(m, root))
+    torch._foreach_div_(out, first)
+    return out

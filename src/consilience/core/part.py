@@ -1,0 +1,161 @@
+"""The vocabulary of methods: Part and its hooks, Phase, Spec, Batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from .. import rng
+from ..options import check
+from ..tree import Flat, Tree
+from .layout import Layout
+from .policy import Policy
+
+if TYPE_CHECKING:
+    from .client import ClientView
+    from .server import ServerView
+    from .step import StepView
+
+Model = dict[str, Flat]                     # {"params": …, "buffers": …}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Which keys of which model train, and for how long. `model` is "model", or the part that owns a second one.
+
+    `epochs` of None means the run's own amount of local work (its epochs or its steps).
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    model: str = "model"
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What parts may know when they declare state."""
+
+    layout: Layout
+    policy: Policy
+    model: Model                            # initial values; in `build`, those of the model given
+    norm: frozenset[str]                    # keys of normalisation layers with running statistics, found by type
+    shapes: Mapping[str, tuple[int, ...]]   # point -> shape without the batch
+    sample: tuple[int, ...]                 # shape of one transformed input
+    classes: int
+    population: int
+    proxy: Tensor | None = None             # public samples, transformed, where the run names a proxy data set
+    shared: frozenset[str] = frozenset()    # keys that travel
+    trained: tuple[str, ...] = ()           # parameters that travel and that some phase trains
+
+    @property
+    def features(self) -> str:
+        return self.layout.features
+
+    @property
+    def width(self) -> int:
+        """Size of the feature vector that enters the head."""
+        return self.shapes[self.features][0]
+
+    def in_head(self, key: str) -> bool:
+        return self.layout.region(key) == "head"
+
+    def key(self, *words: str | int) -> Tensor:
+        """A key for values drawn when state is declared."""
+        return rng.key(self.policy.seed, "declare", *words)
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor        # labels of the drawn samples
+    target: Tensor   # what the loss compares with: y, or class probabilities
+
+
+class Part:
+    """One idea. Fields are its settings; hooks are pure. A hook that is not overridden is never called.
+
+    c: ClientView (outside steps)    v: StepView (inside a step)    s: ServerView    spec: Spec
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""                            # where the idea was published, with the equation
+    helps: ClassVar[tuple[str, ...]] = ()                # the kinds of skew it was made against
+    departs: ClassVar[tuple[str, ...]] = ()              # where we depart from paper or release, and the option that returns
+    neutral: ClassVar[Mapping[str, Any] | None] = None   # settings at which FedAvg comes out bit for bit
+    not_neutral: ClassVar[str] = ""                      # … or why there are none
+    trial: ClassVar[Mapping[str, Any]] = {}              # settings that make a short trial meaningful and quick
+
+    rank: ClassVar[int] = 50              # order of every fold: lower first, then by name
+    acts_on: ClassVar[str] = "model"      # the model whose phases call this part's step hooks
+    previous: ClassVar[bool] = False      # asks for v.previous, the client's last trained model
+    reserve: ClassVar[float] = 0.0        # share of a client's training samples held back
+    pools: ClassVar[bool] = False         # train one model on all clients' samples together
+    reads_models: ClassVar[bool] = False  # its server hooks look at single clients' models (s.models)
+    min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
+    reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
+    prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"
+
+    def __post_init__(self) -> None:
+        check(self, self.name)
+
+    # What it alone may own -> why; what it is, for others to refuse; what it refuses in others -> why.
+    # Properties where they depend on settings.
+    @property
+    def claims(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {}
+
+    # once, when the method is built
+    def require(self, spec: Spec) -> str | None: return None
+    def build(self, module: nn.Module, spec: Spec) -> nn.Module: return module
+    def points(self, layout: Layout) -> tuple[str, ...]: return ()
+    def share(self, key: str, spec: Spec) -> bool: return True
+    def phases(self, phases: list[Phase], spec: Spec) -> list[Phase]: return phases
+    def init_shared(self, spec: Spec) -> Tree: return {}
+    def init_server(self, spec: Spec) -> Tree: return {}
+    def init_kept(self, spec: Spec) -> Tree: return {}
+    def init_personal(self, spec: Spec) -> Tree: return {}
+    def exchange(self, round_number: int) -> bool: return True
+    # on a client, around its steps
+    def prepare(self, c: ClientView) -> Tree: return {}
+    def survey(self, c: ClientView) -> Tree: return {}
+    def receive(self, c: ClientView) -> tuple[Flat, Tree]: return c.received["params"], {}
+    def init_scratch(self, c: ClientView) -> Tree: return {}
+    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree: return {}
+    def finish(self, c: ClientView) -> tuple[Tree, Tree]: return c.kept, {}
+    def personalise(self, c: ClientView) -> tuple[Model, bool]: return c.received, True
+    # inside a step
+    def batch(self, v: StepView) -> Batch: return v.batch
+    def tap(self, v: StepView, point: str, x: Tensor) -> Any: return x
+    def relabel(self, v: StepView) -> Tensor: return v.batch.target
+    def track(self, v: StepView) -> Tree: return v.scratch
+    def before(self, v: StepView) -> Any: return 0.0
+    def adversary(self, v: StepView) -> Any: return 0.0
+    def main_loss(self, v: StepView) -> Any: return 0.0
+    def loss(self, v: StepView) -> Any: return 0.0
+    def gradient(self, v: StepView, grad_at: Callable[[Flat], Flat]) -> Flat: return grad_at(v.params)
+    def grad(self, v: StepView, g: Flat) -> Flat: return g
+    # on the server
+    def server(self, s: ServerView) -> tuple[Tree, Tree]: return s.shared, s.server
+    def weights(self, s: ServerView, p: Tensor) -> Tensor: return p
+    def aggregate(self, s: ServerView, change: Flat) -> tuple[Flat, Tree]: return change, s.server
+    def deliver(self, s: ServerView, client: int) -> Tree: return {}
+
+
+HOOKS = ("require", "build", "points", "share", "phases", "init_shared", "init_server", "init_kept", "init_personal", "exchange",
+         "prepare", "survey", "receive", "init_scratch", "plan", "finish", "personalise",
+         "batch", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
+         "server", "weights", "aggregate", "deliver")
+TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
+STEP_HOOKS = ("tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
+EXCLUSIVE = ("main_loss", "gradient", "receive", "personalise")      # only one part of a stack may define them

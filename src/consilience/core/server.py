@@ -1,0 +1,76 @@
+"""What happens on the server: declared reductions of uploads, and what a part may read there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..errors import ConfigError
+from ..tree import Flat, Tree
+from .part import Model, Part, Spec
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """What a part may read on the server. `ids` are the clients that uploaded, in ascending order."""
+
+    stage: str
+    shared: Tree
+    server: Tree
+    ids: list[int]
+    population: int
+    round: int                    # counts from 1; 0 in `prepare`
+    spec: Spec
+    model: Model                  # the global model before this round's aggregation
+    key: Tensor
+    p: Tensor                     # weights of the average by the run's policy, in the order of ids
+    reduced: Tree = field(default_factory=dict)      # this part's uploads, reduced as it declared
+    models: list[Flat] = field(default_factory=list)  # trained travelling parameters, client by client, in the order of ids
+    apply: Callable[[Model, str, Tensor], Tensor] | None = None     # run one submodule of a model, with gradients
+
+
+def _weighted(x: Tensor, p: Tensor) -> Tensor:
+    return torch.einsum("n...,n->...", x, p.to(x.dtype))
+
+
+REDUCTIONS: dict[str, Callable[[list[Tensor], Tensor], Tensor]] = {
+    "stack": lambda xs, p: torch.stack(xs),
+    "concat": lambda xs, p: torch.cat(xs),
+    "sum": lambda xs, p: torch.stack(xs).sum(0),
+    "mean": lambda xs, p: torch.stack(xs).mean(0),
+    "weighted": lambda xs, p: _weighted(torch.stack(xs), p),
+}
+
+
+def reduce_uploads(part: Part, uploads: list[Tree], p: Tensor) -> Tree:
+    """Put one part's uploads together, client by client in the order given, as the part declares for each of them."""
+    out: dict[str, Any] = {}
+    for key in uploads[0]:
+        how = part.reduce.get(key)
+        if how not in REDUCTIONS:
+            raise ConfigError(f"Part {part.name!r} uploads {key!r} but declares no reduction for it. "
+                              f"Add it to `reduce` with one of: {', '.join(REDUCTIONS)}.")
+        out[key] = tree.map(lambda *xs, how=how: REDUCTIONS[how](list(xs), p), *(u[key] for u in uploads))
+    return out
+
+
+def weighted_change(model: Flat, trained: list[Flat], p: Tensor) -> Flat:
+    """Σ p_k (w_k − w), summed in the order given."""
+    if not model:
+        return {}
+    start = [*model.values()]
+    total = torch._foreach_mul(torch._foreach_sub([trained[0][k] for k in model], start), p[0])
+    for k, own in enumerate(trained[1:], start=1):
+        moved = torch._foreach_mul(torch._foreach_sub([own[key] for key in model], start), p[k])
+        torch._foreach_add_(total, moved)
+    return dict(zip(model, total))
+
+
+def merge_counters(values: list[Tensor]) -> Tensor:
+    """Integer buffers (batch counters) are copied, never averaged: the largest stands for all."""
+    return torch.stack(values).amax(0)

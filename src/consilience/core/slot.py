@@ -1,0 +1,65 @@
+"""A slot: all tensors of the client in training, at addresses that never change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..tree import Tree
+from .part import Model, Phase
+
+_ROWS = ("index", "plan")       # one row per step: a client may have fewer steps than there is room for
+
+
+class Slot:
+    """The engine owns it: loading copies in, steps write in place, and what leaves is cloned."""
+
+    model: Model
+    received: Model
+    previous: Tree
+    shared: Tree
+    kept: Tree
+    personal: Tree
+    scratch: Tree
+    optimiser: Tree
+    index: Tensor
+    plan: Tree
+    lr: Tensor
+    round: Tensor
+    first: Tensor
+    client: Tensor
+    key: Tensor
+
+    def __init__(self, x: Tensor, y: Tensor, room: int) -> None:
+        self.x, self.y, self.room = x, y, max(room, 1)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
+        self.losses = torch.zeros(self.room, device=x.device)
+        self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
+        self.watched = torch.zeros(0, device=x.device)
+
+    def watch_point(self, point: str, shape: tuple[int, ...]) -> None:
+        self.watch, self.watched = point, torch.zeros((self.room, *shape), device=self.x.device)
+
+    @torch.no_grad()
+    def load(self, **trees: Any) -> None:
+        """Copy trees in; names are attributes. The first load fixes addresses and shapes."""
+        self.counter.zero_()
+        for name, value in trees.items():
+            if name in _ROWS:
+                if not hasattr(self, name):
+                    setattr(self, name, tree.map(lambda t: t.new_zeros((self.room, *t.shape[1:])).to(self.x.device), value))
+                tree.map(lambda room, rows: room[: len(rows)].copy_(rows), getattr(self, name), value)
+            elif not hasattr(self, name):
+                setattr(self, name, tree.map(lambda t: t.detach().to(self.x.device, copy=True), value))
+            else:
+                tree.copy_into(getattr(self, name), value)
+
+    def model_of(self, phase: Phase) -> Model:
+        return self.personal[phase.model]["model"] if phase.model in self.personal else self.model
+
+    def written(self) -> Tree:
+        """What a step changes."""
+        return {n: getattr(self, n) for n in ("model", "personal", "scratch", "optimiser", "counter", "losses", "watched")}

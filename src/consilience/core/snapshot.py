@@ -1,0 +1,50 @@
+"""All that a federation must remember, as flat tensors and plain numbers; enough to go on bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import tree
+from ..errors import DataError
+from .client import ClientState
+from .federation import Federation
+
+_NUMBERS = ("round_number", "last_exchange", "clock", "prepared", "versions")
+
+
+def snapshot(fed: Federation) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by path, and a JSON-able description of the rest."""
+    clients = dict(fed.clients.visited())
+    everything = {"model": fed.model, "shared": fed.shared, "server": fed.server,
+                  "clients": {str(i): s.tensors for i, s in clients.items()}}
+    tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in tree.paths(everything)}
+    meta = {name: getattr(fed, name) for name in _NUMBERS}
+    meta["clients"] = {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in clients.items()}
+    return tensors, meta
+
+
+def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Put a snapshot into a federation built from the same configuration; names, shapes and dtypes must agree."""
+    expected: dict[str, Tensor] = dict(tree.paths({"model": fed.model, "shared": fed.shared, "server": fed.server}))
+    fresh = dict(tree.paths(fed.clients.fresh.tensors))
+    for number in meta["clients"]:
+        expected.update({f"clients/{number}/{path}": leaf for path, leaf in fresh.items()})
+    for path in sorted(expected.keys() | tensors.keys()):
+        if path not in tensors or path not in expected:
+            how = "missing" if path not in tensors else "not expected"
+            raise DataError(f"The snapshot does not fit this run: {path!r} is {how}.")
+        if tensors[path].shape != expected[path].shape or tensors[path].dtype != expected[path].dtype:
+            raise DataError(f"The snapshot does not fit this run: {path!r} is {tuple(tensors[path].shape)} {tensors[path].dtype}, "
+                            f"expected {tuple(expected[path].shape)} {expected[path].dtype}.")
+    # `like` keeps homes that hold no tensors, which a flat file cannot show
+    def like(template: Any, prefix: str) -> Any:
+        if isinstance(template, dict):
+            return {k: like(v, f"{prefix}/{k}") for k, v in template.items()}
+        return tensors[prefix].to(template.device, copy=True)
+    fed.model, fed.shared, fed.server = (like(getattr(fed, home), home) for home in ("model", "shared", "server"))
+    for number, numbers in meta["clients"].items():
+        fed.clients.put(int(number), ClientState(like(fed.clients.fresh.tensors, f"clients/{number}"), **numbers))
+    for name in _NUMBERS:
+        setattr(fed, name, meta[name])

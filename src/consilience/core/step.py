@@ -1,0 +1,288 @@
+"""One local step, written once. Parts stay pure; only Program writes, in place, to the slot it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import rng, tree
+from ..tree import Flat, Tree
+from . import optimiser
+from .method import Method
+from .network import Network, Tap, Trace
+from .part import Batch, Model, Part, Phase, Spec
+from .slot import Slot
+from .task import Task
+
+
+def _own(home: str) -> Any:
+    return property(lambda v: getattr(v._pass.step.slot, home).get(v._part.name, {}))
+
+
+def _slot(name: str) -> Any:
+    return property(lambda v: getattr(v._pass.step.slot, name))
+
+
+class StepView:
+    """What a part may read during a step. Nothing in it may be written."""
+
+    __slots__ = ("_label", "_part", "_pass")
+
+    def __init__(self, pass_: Pass, part: Part, label: str = "batch") -> None:
+        self._pass, self._part, self._label = pass_, part, label
+
+    shared, kept, personal = _own("shared"), _own("kept"), _own("personal")
+    received, previous = _slot("received"), _slot("previous")      # models, frozen for the round
+    lr, round, first, client = _slot("lr"), _slot("round"), _slot("first"), _slot("client")      # 0-d tensors
+
+    @property
+    def model(self) -> Model:
+        """The model in training, at this pass's point in parameter space."""
+        return self._pass.model
+
+    @property
+    def params(self) -> Flat:
+        return self._pass.model["params"]
+
+    @property
+    def spec(self) -> Spec:
+        return self._pass.step.program.spec
+
+    @property
+    def travelling(self) -> tuple[str, ...]:
+        """Keys that this phase trains and that travel."""
+        return self._pass.step.program.travelling[self._pass.step.phase.name]
+
+    @property
+    def scratch(self) -> Tree:
+        return self._pass.scratch.get(self._part.name, {})
+
+    @property
+    def batch(self) -> Batch:
+        return self._pass.batch
+
+    @property
+    def trace(self) -> Trace:
+        assert self._pass.trace is not None
+        return self._pass.trace
+
+    @property
+    def features(self) -> Tensor:
+        """What entered the head in this pass, before any tap."""
+        return self.trace.before[self.spec.features]
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """point -> what this part's tap noted there."""
+        return self.trace.notes.get(self._part.name, {})
+
+    @property
+    def plan(self) -> Tree:
+        return self._pass.step.planned(self._part)
+
+    @property
+    def train(self) -> bool:
+        return self._pass.train
+
+    def task_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self._pass.step.program.task.loss(logits, target)
+
+    def key(self, *words: str | int) -> Tensor:
+        """A key for this step, pass, part and words."""
+        return rng.key(self._pass.step.key, self._label, self._part.name, *words)
+
+    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, label: str = "batch") -> Trace:
+        """One pass of `model`. Gradients flow only through v.model; equal calls in a step are computed once."""
+        return self._pass.forward(model, x, train, taps, label)
+
+    def once(self, label: str, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives, computed once in this pass however many hooks ask."""
+        memo, key = self._pass.memo, (self._part.name, label)
+        if key not in memo:
+            memo[key] = compute()
+        return memo[key]
+
+    def apply(self, name: str, x: Tensor, model: Model | None = None) -> Tensor:
+        """One submodule (an attached module, the head) of v.model or of the model given."""
+        return self._pass.step.program.network.apply(model or self.model, name, x)
+
+
+class Pass:
+    """The objective at one point in parameter space."""
+
+    def __init__(self, step: Step, model: Model, train: bool = True) -> None:
+        self.step, self.model, self.train = step, model, train
+        self.trace: Trace | None = None
+        self.scratch: Tree = step.slot.scratch
+        self.memo: dict[Any, Any] = {}
+        self.terms: list[tuple[str, Any]] = []
+        self.relabelled: Tensor | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The step's batch, with the target as this pass's taps have changed it."""
+        batch = self.step.batch
+        return batch if self.relabelled is None else batch._replace(target=self.relabelled)
+
+    def views(self, hook: str) -> list[tuple[Any, StepView]]:
+        return [(p, StepView(self, p)) for p in self.step.hooks[hook]]
+
+    def tap(self, label: str) -> Tap | None:
+        parts = self.step.hooks["tap"]
+        if not parts:
+            return None
+        views = [(p, StepView(self, p, label)) for p in parts]
+
+        def tapped(trace: Trace, point: str, x: Tensor) -> Tensor:
+            for part, view in views:
+                out = part.tap(view, point, x)
+                x, note = out if isinstance(out, tuple) else (out, None)
+                if note is not None:
+                    trace.notes.setdefault(part.name, {})[point] = note
+            return x
+        return tapped
+
+    def _dropout_key(self, label: str) -> Callable[[], Tensor]:
+        return lambda: rng.key(self.step.key, "dropout", label)
+
+    def forward(self, model: Model, x: Tensor, train: bool, taps: bool, label: str) -> Trace:
+        mine = model is self.model
+        memo = self.memo if mine else self.step.memo
+        call = (id(model), id(x), train, taps, label)
+        if call not in memo:
+            with torch.set_grad_enabled(mine and torch.is_grad_enabled()):
+                trace = self.step.program.network.forward(model, x, train, self.tap(label) if taps else None,
+                                                          key=self._dropout_key(label))
+            memo[call] = trace, model, x          # model and x stay alive, so their ids stay theirs
+        return memo[call][0]
+
+    def objective(self, main: bool) -> Tensor:
+        """Task loss plus added terms. Only the main (first) pass moves buffers and lets adversaries step."""
+        step = self.step
+        if main:
+            for part, view in self.views("before"):
+                step.program.step_apart(part, view, part.before)
+        self.trace = step.program.network.forward(self.model, step.batch.x, True, self.tap("batch"), update_buffers=main,
+                                                  key=self._dropout_key("batch"))
+        for part, view in self.views("relabel"):
+            self.relabelled = part.relabel(view)
+        track = self.views("track")
+        if track:
+            self.scratch = {**self.scratch, **{p.name: p.track(v) for p, v in track}}
+        if main:
+            for part, view in self.views("adversary"):
+                step.program.step_apart(part, view, part.adversary)
+        if step.hooks["main_loss"]:
+            (part, view), = self.views("main_loss")
+            self.terms.append((part.name, part.main_loss(view)))
+        else:
+            self.terms.append(("task", step.program.task.loss(self.trace.logits, self.batch.target)))
+        for part, view in self.views("loss"):
+            self.terms.append((part.name, part.loss(view)))
+        loss = self.terms[0][1]
+        for _, term in self.terms[1:]:
+            loss = loss + term
+        return loss
+
+
+class Step:
+    """What the passes of one step share."""
+
+    def __init__(self, program: Program, slot: Slot, phase: Phase, size: int) -> None:
+        self.program, self.slot, self.phase, self.hooks = program, slot, phase, program.hooks[phase.name]
+        self.memo: dict[Any, Any] = {}
+        self.result: tuple[Tensor, Tree] | None = None
+        self.model = slot.model_of(phase)
+        index = slot.index.index_select(0, slot.counter)[0][:size]
+        x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
+                                 rng.key(self.key, "transform") if program.random_transform else None)
+        self.batch = Batch(x, y, y)
+        self.first = Pass(self, self.model)
+        for part, view in self.first.views("batch"):
+            self.batch = part.batch(view)
+
+    @cached_property
+    def key(self) -> Tensor:
+        return rng.fold(self.slot.key, self.slot.counter[0])
+
+    def planned(self, part: Part) -> Tree:
+        return tree.map(lambda t: t.index_select(0, self.slot.counter)[0], self.slot.plan.get(part.name, {}))
+
+    def grad_at(self, params: Flat) -> Flat:
+        """Gradient of the objective at `params`, for the phase's keys only. Traces and buffers come from the first call."""
+        main = self.result is None
+        at = self.first
+        if params is not self.model["params"]:
+            leaf = {k: p.detach().requires_grad_(k in self.program.trains[self.phase.name]) for k, p in params.items()}
+            at = Pass(self, {"params": leaf, "buffers": self.model["buffers"]})
+        own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
+        loss = at.objective(main)
+        grads = torch.autograd.grad(loss, [at.model["params"][k] for k in self.phase.keys] + own, materialize_grads=True)
+        n = len(self.phase.keys)
+        if main:
+            self.result = loss.detach(), at.scratch
+        self.own, self.own_grads = own, list(grads[n:])
+        return dict(zip(self.phase.keys, grads))
+
+
+class Program:
+    """A method made ready: which parts act in which phase, and the step that folds them."""
+
+    def __init__(self, network: Network, method: Method, phases: list[Phase], spec: Spec, task: Task,
+                 transform: Callable[..., Any]) -> None:
+        self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
+        self.transform, self.random_transform = transform, getattr(transform, "random", True)
+        self.trains = {p.name: frozenset(p.keys) for p in phases}
+        self.travelling = {p.name: tuple(k for k in p.keys if k in set(spec.trained)) for p in phases}
+        self.hooks = {p.name: method.hooks(p, uploads=bool(self.travelling[p.name]) or not spec.trained) for p in phases}
+        apart = {p.name for hook in ("before", "adversary") for p in method.using(hook)}
+        # parts whose personal tensors descend the main loss in this phase
+        self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
+                                  if p.model == "model" and q.name not in apart] for p in phases}
+
+    def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
+        """A part's own plain SGD step on what it attached or holds personally, apart from the main loss."""
+        own = [p for k, p in view.params.items() if k.startswith(part.name + ".")] + tree.leaves(view.personal)
+        loss = objective(view)
+        if not torch.is_tensor(loss):             # switched off by its settings
+            return
+        grads = torch.autograd.grad(loss, own, materialize_grads=True)
+        with torch.no_grad():
+            optimiser.descend(own, list(grads), view.lr)
+
+    def step(self, slot: Slot, phase: Phase, size: int) -> Step:
+        """One step on the next `size` samples of the slot's order."""
+        step = Step(self, slot, phase, size)
+        exclusive = step.first.views("gradient")
+        if exclusive:
+            (part, view), = exclusive
+            g = part.gradient(view, step.grad_at)
+        else:
+            g = step.grad_at(step.model["params"])
+        assert step.result is not None
+        with torch.no_grad():
+            for part, view in step.first.views("grad"):
+                g = part.grad(view, g)
+            optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)
+            optimiser.descend(step.own, step.own_grads, slot.lr)
+            loss, scratch = step.result
+            for part in step.hooks["track"]:
+                tree.copy_into(slot.scratch[part.name], scratch[part.name])
+            slot.losses.index_copy_(0, slot.counter, loss[None])
+            if slot.watch and step.first.trace is not None:
+                slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
+            slot.counter.add_(1)
+        return step
+
+    def begin(self, slot: Slot, phase: Phase) -> None:
+        """Only what this phase trains (or its adversaries train) records a graph."""
+        apart = [p.name for hook in ("before", "adversary") for p in self.hooks[phase.name][hook]]
+        prefixes = tuple(name + "." for name in apart)
+        for k, p in slot.model_of(phase)["params"].items():
+            p.requires_grad_(k in self.trains[phase.name] or k.startswith(prefixes))
+        for name in (*self.personal[phase.name], *(n for n in apart if n in slot.personal)):
+            tree.map(lambda t: t.requires_grad_(), slot.personal[name])

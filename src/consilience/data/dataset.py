@@ -1,0 +1,36 @@
+"""A data set as its files hold it, before it is divided among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples in the order of the files. Images are uint8 (N, channels, height, width); text is int64 (N, tokens)."""
+
+    name: str
+    x: Tensor
+    y: Tensor                                           # int64 labels (N,), or masks (N, height, width)
+    classes: int
+    class_names: tuple[str, ...] = ()
+    official_test: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))   # rows of the published test set
+    groups: Mapping[str, Tensor] = field(default_factory=dict)             # "domain", "writer", "subject", … -> (N,) int64
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    roles: Tensor | None = None                         # (N,) 0 train, 1 validation, 2 test, where the publisher fixed them
+    mean: tuple[float, ...] = ()                        # per channel, of values in [0, 1]; empty: not normalised
+    std: tuple[float, ...] = ()
+    task: str = "classification"
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"Data set {self.name!r} has {len(self.x)} samples but {len(self.y)} labels.")
+        for name, group in self.groups.items():
+            if len(group) != len(self.y):
+                raise DataError(f"Group {name!r} of data set {self.name!r} has {len(group)} entries for {len(self.y)} samples.")

@@ -1,0 +1,40 @@
+"""Your own NumPy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import DataError
+from ...options import option
+from ..dataset import Dataset
+from ._bring import find_path, from_arrays
+from ._files import read_arrays
+from .base import Source
+
+
+@dataclass(frozen=True)
+class Arrays(Source):
+    """An .npz file with the arrays x and y, and if there are any client (who owns a sample) and test (true: test set).
+
+    Arrays in memory go through `consilience.data.from_arrays`, whose result `load` takes as a source.
+    """
+
+    path: str = option("", "the .npz file")
+    classes: int | None = option(None, "how many; without it, what the labels say", low=2)
+
+    name = "arrays"
+    title = "your arrays x, y and client, in an .npz file"
+    kind = "yours"
+    needs_path = True
+    default_split = ""
+    how_to_get = 'write arrays(path="….npz").'
+
+    def read(self, directory: str | Path | None = None) -> Dataset:
+        path = find_path(self.path, self.name, directory)
+        held = read_arrays(path)
+        missing = [k for k in ("x", "y") if k not in held]
+        if missing:
+            raise DataError(f"The file {path} must hold the arrays x and y. It holds {', '.join(held) or 'none'}.")
+        return from_arrays(held["x"], held["y"], held.get("client"), test=held.get("test"), name=path.stem,
+                           classes=self.classes, where=str(path))

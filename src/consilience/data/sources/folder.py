@@ -1,0 +1,88 @@
+"""Your own images in folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...errors import DataError
+from ...options import option
+from ..dataset import Dataset
+from ._bring import find_path
+from ._images import class_files, image_files, image_size, read_images, subfolders
+from .base import Source
+
+
+@dataclass(frozen=True)
+class Folder(Source):
+    """Images in class folders (<class>/*.png), or in class folders of domains or clients (<domain>/<class>/*.png).
+
+    Which of the two is seen from where the images lie. Class folders are sorted by name; every domain may lack classes.
+    Domains become the group "domain". Folders named train and test at the top hold a published test set.
+    """
+
+    path: str = option("", "the folder")
+    size: int = option(0, "resize to this many pixels; 0 takes the first image's size, if it is square", low=0)
+    grey: bool = option(False, "one channel instead of three")
+
+    name = "folder"
+    title = "your images, in class folders or domain/class folders"
+    needs_path = True
+    default_split = ""
+    how_to_get = 'write folder(path="…").'
+
+    def read(self, directory: str | Path | None = None) -> Dataset:
+        root = find_path(self.path, self.name, directory)
+        if not root.is_dir():
+            raise DataError(f"Source 'folder': {root} is a file; a folder of class folders was expected.")
+        tops = subfolders(root)
+        if {"train", "test"} == {p.name for p in tops}:
+            parts = {p.name: p for p in tops}
+        else:
+            parts = {"": root}
+        paths: list[Path] = []
+        labels: list[str] = []
+        domains: list[str] = []
+        tests: list[bool] = []
+        for part, at in parts.items():
+            for domain, folder in _domains(at):
+                classes = [c.name for c in subfolders(folder) if image_files(c)]
+                files, of_class = class_files(folder, classes)
+                paths += files
+                labels += [classes[i] for i in of_class]
+                domains += [domain] * len(files)
+                tests += [part == "test"] * len(files)
+        if not paths:
+            raise DataError(f"The folder {root} holds no images in <class>/ or <domain>/<class>/ folders.")
+        names = tuple(sorted(set(labels)))
+        groups = tuple(sorted(set(domains)))
+        grouped = groups != ("",)
+        return Dataset(name=root.name, x=read_images(paths, self._size(paths[0]), grey=self.grey),
+                       y=torch.tensor([names.index(v) for v in labels]), classes=max(len(names), 2), class_names=names,
+                       official_test=torch.tensor(tests).nonzero().flatten(),
+                       groups={"domain": torch.tensor([groups.index(v) for v in domains])} if grouped else {},
+                       group_names={"domain": groups} if grouped else {})
+
+    def _size(self, first: Path) -> int:
+        if self.size:
+            return self.size
+        width, height = image_size(first)
+        if width != height:
+            raise DataError(f"The image {first} has {width} × {height} pixels. Say which square size to use, as in "
+                            f"folder(path=\"…\", size={min(width, height)}).")
+        return width
+
+
+def _domains(folder: Path) -> list[tuple[str, Path]]:
+    """(domain, its folder); one domain '' where the class folders hold the images themselves."""
+    below = subfolders(folder)
+    flat = [p for p in below if image_files(p)]
+    if flat:
+        deep = next((p for p in below if p not in flat and any(image_files(c) for c in subfolders(p))), None)
+        if deep is not None:
+            raise DataError(f"In {folder} the images lie in {flat[0].name}/ and also in folders of {deep.name}/. "
+                            f"Use <class>/ folders or <domain>/<class>/ folders, not both.")
+        return [("", folder)]
+    return [(p.name, p) for p in below]

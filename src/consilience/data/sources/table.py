@@ -1,0 +1,106 @@
+"""Your own table, with a label column and a client column."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, did_you_mean
+from ...options import option
+from ..dataset import Dataset
+from ._bring import find_path, from_arrays
+from .base import Source
+
+
+@dataclass(frozen=True)
+class Table(Source):
+    """A CSV file with a header, or a Parquet file: numbers as features, a label, and if there is one, a client.
+
+    Labels and clients may be text. Parquet needs the extra 'tables'. Features are used as they are, without scaling.
+    """
+
+    path: str = option("", "the .csv or .parquet file")
+    label: str = option("label", "the column with the class")
+    client: str | None = option(None, "the column that says who owns the row; its values become the group 'client'")
+    drop: tuple[str, ...] = option((), "columns that are not features")
+    separator: str = option(",", "what separates columns of a CSV file")
+
+    name = "table"
+    title = "your CSV or Parquet table, with a label and a client column"
+    kind = "yours"
+    needs_path = True
+    default_split = ""
+    how_to_get = 'write table(path="….csv", label="…", client="…").'
+
+    def read(self, directory: str | Path | None = None) -> Dataset:
+        path = find_path(self.path, self.name, directory)
+        columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, self.separator)
+        for wanted in (self.label, *([self.client] if self.client else []), *self.drop):
+            if wanted not in columns:
+                raise DataError(f"The table {path} has no column {wanted!r}.{did_you_mean(wanted, columns)}")
+        aside = {self.label, self.client, *self.drop}
+        features = [c for c in columns if c not in aside]
+        if not features:
+            raise DataError(f"The table {path} has no column left to be a feature.")
+        x = np.stack([_numbers(columns[c], c, path) for c in features], 1)
+        return from_arrays(x, _labels(columns[self.label]), columns[self.client] if self.client else None, name=path.stem,
+                           where=str(path))
+
+
+def _csv(path: Path, separator: str) -> dict[str, Any]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.reader(file, delimiter=separator)
+            header = [h.strip() for h in next(rows, [])]
+            columns: list[list[str]] = [[] for _ in header]
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise DataError(f"Line {rows.line_num} of {path} must have {len(header)} columns, as the header has. "
+                                    f"Got {len(row)} instead.")
+                for column, value in zip(columns, row):
+                    column.append(value.strip())
+    except (UnicodeDecodeError, csv.Error, TypeError) as error:
+        raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}.") from None
+    if not header or not columns[0]:
+        raise DataError(f"The file {path} is empty: a header and rows were expected.")
+    return dict(zip(header, columns))
+
+
+def _parquet(path: Path) -> dict[str, Any]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise DataError("Reading Parquet files needs pyarrow. Install it with: pip install 'consilience[tables]'") from None
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:      # pyarrow has a kind of its own for every format error
+        raise DataError(f"The file {path} is not a readable Parquet file: {error}.") from None
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _numbers(values: list[Any], column: str, path: Path) -> np.ndarray:
+    out = np.empty(len(values), np.float32)
+    for i, value in enumerate(values):
+        try:
+            out[i] = float(value)
+        except (TypeError, ValueError):
+            out[i] = np.nan
+        if not np.isfinite(out[i]):
+            raise DataError(f"Column {column!r} of {path} must hold finite numbers. Got {value!r} in row {i + 1}. Fill it, or "
+                            f"leave the column out with drop={column!r}.")
+    return out
+
+
+def _labels(values: list[Any]) -> Any:
+    """Whole numbers where all are, else text."""
+    try:
+        numbers = [int(v) for v in values]
+        return np.asarray(numbers) if all(float(v) == n for v, n in zip(values, numbers)) else [str(v) for v in values]
+    except (TypeError, ValueError):
+        return [str(v) for v in values]

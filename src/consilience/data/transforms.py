@@ -1,0 +1,281 @@
+"""What happens to a batch on its way into the model: augmentation and normalisation, on the device, from a key.
+
+A transform is a list of steps, written 'crop+flip+normalise' and run in that order; names of papers stand for their
+lists. Images stay uint8 as long as pixels are only moved. With a key every sample draws for itself; with None only the
+steps that draw nothing run, as in evaluation. No step looks at a value on the host.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import options, rng
+from ..errors import ConfigError, unknown
+from ..options import option
+from . import geometry
+from .dataset import Dataset
+from .federated import as_float
+from .shifts import split_plus
+
+
+@dataclass(frozen=True)
+class Step(abc.ABC):
+    """One step. Steps that move pixels move the masks of a segmentation task as well."""
+
+    name = ""
+    summary = ""
+    draws = False                 # left out in evaluation
+    moves_pixels = False
+
+    def __post_init__(self) -> None:
+        options.check(self, f"transform {self.name!r}")
+
+    @property
+    def text(self) -> str:
+        return options.format_call(self.name, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def fitted(self, dataset: Dataset) -> Step:
+        """The step for this data set, or an error when it cannot serve it."""
+        if dataset.x.dim() != 4:
+            raise ConfigError(f"Transform {self.name!r} needs images, but samples of {dataset.name!r} have the shape "
+                              f"{tuple(dataset.x.shape[1:])}. Use 'none'.")
+        return self
+
+    @abc.abstractmethod
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        """The batch (samples, channels, height, width) changed. Equal keys give equal draws for images and masks."""
+
+
+@dataclass(frozen=True)
+class Nothing(Step):
+    """uint8 to [0, 1] and nothing else."""
+
+    name = "none"
+    summary = "uint8 to [0, 1]; text and signals as they are"
+
+    def fitted(self, dataset: Dataset) -> Step:
+        return self
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Raw(Step):
+    """Numbers 0 … 255 as they are, without the division (FedFA's prostate images)."""
+
+    name = "raw"
+    summary = "0 … 255 as real numbers, not divided"
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        return x.float()
+
+
+@dataclass(frozen=True)
+class Normalise(Step):
+    """(x − mean) / std per channel, of values in [0, 1]. Without numbers: those of the data set."""
+
+    name = "normalise"
+    summary = "subtract the mean, divide by the standard deviation, per channel"
+
+    mean: tuple[float, ...] = option((), "per channel; the data set's when left out")
+    std: tuple[float, ...] = option((), "per channel; the data set's when left out")
+
+    def fitted(self, dataset: Dataset) -> Step:
+        mean, std = self.mean or dataset.mean, self.std or dataset.std
+        if not mean or not std:
+            raise ConfigError(f"Transform 'normalise' has no mean and standard deviation for {dataset.name!r}. "
+                              f"Write normalise(mean=(…), std=(…)), or use 'none'.")
+        channels = dataset.x.shape[1] if dataset.x.dim() > 1 else 1
+        for what, values in (("means", mean), ("deviations", std)):
+            if len(values) not in (1, channels):
+                raise ConfigError(f"Transform 'normalise' has {len(values)} {what} for {channels} channels of {dataset.name!r}.")
+        if not dataset.x.is_floating_point() and dataset.x.dtype != torch.uint8:
+            raise ConfigError(f"Transform 'normalise' needs images or real numbers, but {dataset.name!r} holds {dataset.x.dtype}. "
+                              f"Use 'none'.")
+        if min(std) <= 0:
+            raise ConfigError(f"Transform 'normalise' needs positive deviations. Got {std} instead.")
+        return Normalise(mean, std)
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        x, _ = as_float(x, x, None)
+        return (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
+
+
+@dataclass(frozen=True)
+class Crop(Step):
+    """Pad, then cut a window of the old size at a random place."""
+
+    name = "crop"
+    summary = "random crop of the padded image"
+    draws = moves_pixels = True
+
+    pad: int = option(4, "pixels on each side", low=1)
+    mode: str = option("zero", "what the padding holds", choices=("zero", "reflect"))
+
+    def fitted(self, dataset: Dataset) -> Step:
+        super().fitted(dataset)
+        if self.mode == "reflect" and self.pad >= min(dataset.x.shape[2:]):
+            raise ConfigError(f"Transform 'crop' cannot mirror {self.pad} pixels of images of {min(dataset.x.shape[2:])}. "
+                              f"Set pad to at most {min(dataset.x.shape[2:]) - 1}.")
+        return self
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        top, left = (rng.integers(rng.key(key, side), 2 * self.pad + 1, (len(x),)) - self.pad for side in ("top", "left"))
+        return geometry.shift_window(x, top, left, reflect=self.mode == "reflect")
+
+
+@dataclass(frozen=True)
+class Flip(Step):
+    """Mirror left and right; axes='any' draws left–right, up–down or both."""
+
+    name = "flip"
+    summary = "random mirror image"
+    draws = moves_pixels = True
+
+    p: float = option(0.5, "probability", low=0, high=1)
+    axes: str = option("horizontal", "along which axis", choices=("horizontal", "any"))
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        chosen = rng.uniform(rng.key(key, "flip"), (len(x),)) < self.p
+        if self.axes == "horizontal":
+            return geometry.flip(x, chosen, -1)
+        axis = rng.integers(rng.key(key, "axis"), 3, (len(x),))             # 0 left–right, 1 up–down, 2 both
+        return geometry.flip(geometry.flip(x, chosen & (axis != 1), -1), chosen & (axis != 0), -2)
+
+
+@dataclass(frozen=True)
+class Rotate(Step):
+    """Rotate by a random angle of at most `degrees` to either side; nearest pixel, corners 0."""
+
+    name = "rotation"
+    summary = "random rotation"
+    draws = moves_pixels = True
+
+    degrees: float = option(30.0, "largest angle", low=0, high=180)
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        return geometry.rotate(x, (2 * rng.uniform(rng.key(key, "angle"), (len(x),)) - 1) * self.degrees)
+
+
+@dataclass(frozen=True)
+class QuarterTurn(Step):
+    """Turn by a random multiple of 90°."""
+
+    name = "rot90"
+    summary = "random quarter turns"
+    draws = moves_pixels = True
+
+    def fitted(self, dataset: Dataset) -> Step:
+        super().fitted(dataset)
+        if dataset.x.shape[2] != dataset.x.shape[3]:
+            raise ConfigError(f"Transform 'rot90' needs square images. Those of {dataset.name!r} are "
+                              f"{dataset.x.shape[2]} × {dataset.x.shape[3]}.")
+        return self
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        return geometry.quarter_turns(x, rng.integers(rng.key(key, "turns"), 4, (len(x),)))
+
+
+@dataclass(frozen=True)
+class Cutout(Step):
+    """Set a square around a random pixel to 0; it may reach over the edge. Written after normalise, 0 is the mean."""
+
+    name = "cutout"
+    summary = "a random square set to 0"
+    draws = True
+
+    size: int = option(16, "side of the square", low=1)
+
+    def run(self, x: Tensor, key: Tensor) -> Tensor:
+        inside = []
+        for side, length in (("row", x.shape[2]), ("column", x.shape[3])):
+            first = rng.integers(rng.key(key, side), length, (len(x),))[:, None] - self.size // 2
+            at = torch.arange(length, device=x.device)
+            inside.append((at >= first) & (at < first + self.size))
+        return torch.where(inside[0][:, None, :, None] & inside[1][:, None, None, :], 0, x)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A transform: (x, y, key) → (x, y). Draws of a step are keyed by its place, so that two steps never share them."""
+
+    steps: tuple[Step, ...]
+    with_masks: bool = False
+
+    @property
+    def text(self) -> str:
+        return "+".join(s.text for s in self.steps)
+
+    def __call__(self, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
+        for place, step in enumerate(self.steps):
+            if step.draws:
+                if key is None:
+                    continue
+                own = rng.key(key, "transform", place)
+                if step.moves_pixels and self.with_masks:
+                    y = step.run(y[:, None], own)[:, 0]
+                x = step.run(x, own)
+            else:
+                x = step.run(x, x)                    # draws nothing: the key is not looked at
+        return as_float(x, y, None)
+
+
+STEPS: dict[str, type[Step]] = {s.name: s for s in (Nothing, Raw, Normalise, Crop, Flip, Rotate, QuarterTurn, Cutout)}
+
+_CIFAR10_FM = "normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))"
+_CIFAR10_FEDML = "normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))"
+_CIFAR10_MOON = f"normalise(mean={tuple(v / 255 for v in (125.3, 123.0, 113.9))}, std={tuple(v / 255 for v in (63.0, 62.1, 66.7))})"
+_CIFAR100 = "normalise(mean=(0.50707516, 0.48654887, 0.44091784), std=(0.26733429, 0.25643846, 0.27615047))"
+_IMAGENET = "normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))"
+
+# What each paper does to a batch (METHODS §8.2). Where paper and released code differ, both are here.
+NAMED: dict[str, str] = {
+    "half": "normalise(mean=(0.5,), std=(0.5,))",
+    "dbe": "half",
+    "moon_cifar10": f"crop(pad=4, mode=reflect)+flip+{_CIFAR10_MOON}",
+    "moon_cifar100": f"crop(pad=4)+flip+rotation(degrees=15)+{_CIFAR100}",
+    "fedml": f"crop(pad=4)+flip+{_CIFAR10_FEDML}+cutout(size=16)",
+    "fedfm_cifar10": _CIFAR10_FM,
+    "fedfm_cifar100": f"crop(pad=4)+flip+rotation(degrees=15)+{_CIFAR100}",
+    "fedbr": "none",
+    "fedbr_cifar100": f"crop(pad=4)+flip+{_CIFAR100}",
+    "fedbr_pacs": _IMAGENET,
+    "fedfa_office": "flip+rotation(degrees=30)",
+    "fedfa_office_released": "none",
+    "fedfa_domainnet": "flip+rotation(degrees=30)",
+    "fedfa_prostate": "raw",
+    "fedfa_prostate_released": "rot90+flip(p=0.75, axes=any)+raw",
+    "fedfa_cifar10": f"crop(pad=4)+flip+{_CIFAR10_FM}",
+}
+
+
+def make(text: str | None, dataset: Dataset) -> Pipeline:
+    """'crop+flip+normalise', or a paper's name, as a transform for the data set. None: normalise where it has a mean, else none."""
+    if text is None:
+        text = "normalise" if dataset.mean else "none"
+    steps: list[Step] = []
+    for part in split_plus(text):
+        name, values = options.parse_call(part, "A transform")
+        if name in NAMED:
+            if values:
+                raise ConfigError(f"Transform {name!r} stands for {NAMED[name]!r} and has no settings. "
+                                  f"Write that out to change it.")
+            steps += make(NAMED[name], dataset).steps
+        elif name in STEPS:
+            steps.append(options.build(STEPS[name], values, f"transform {name!r}").fitted(dataset))
+        else:
+            raise unknown("transform", name, [*STEPS, *NAMED])
+    return Pipeline(tuple(steps), dataset.task == "segmentation")
+
+
+def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor | float:
+    """The numbers against the channels of x. Filled on the device: a copy from the host cannot be part of a captured step."""
+    if len(set(values)) == 1:
+        return values[0]
+    return torch.stack([torch.full((), v, device=x.device) for v in values]).reshape(-1, *[1] * (x.dim() - 2))

@@ -1,0 +1,18 @@
+"""Reasons that several parts give for refusing the same thing."""
+
+from __future__ import annotations
+
+from ..core.part import Spec
+
+NEEDS_AVERAGE = {"no global model": "acts on the average of the clients' models",
+                 "models that travel only now and then": "acts on the average of the clients' models in every round"}
+
+
+def needs_fresh_sgd(spec: Spec) -> str | None:
+    """Divisors by the length of the local path hold for SGD that starts anew each round."""
+    if spec.policy.optimiser != "sgd":
+        return "divides by the length of SGD's path, which Adam does not have. Use optimiser=sgd."
+    if spec.policy.optimiser_state == "kept" and spec.policy.momentum:
+        return ("divides by the length of the local path, which is not known when momentum is kept across rounds. "
+                "Use optimiser_state=reset or momentum=0.")
+    return None

@@ -1,0 +1,105 @@
+"""FedFM: anchors for every class, shared by all clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.client import ClientView
+from ..core.part import Model, Part, Spec
+from ..core.server import ServerView
+from ..core.step import StepView
+from ..core.task import as_probabilities
+from ..options import option
+from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Anchors(Part):
+    """Match features to class anchors: the mean feature of each class over the clients, made anew every round.
+
+    mode=guide: λ·CE(⟨ĥ, â_n⟩/τ, y), one softmax over normalised features and anchors. mode=l2: λ·‖h − a_y‖². Anchors are
+    made by this round's clients with the received model. A class nobody showed keeps its anchor; one never shown takes no part.
+    lite=true is FedFM-Lite: anchors are made by the trained model after training; models travel every `every` rounds.
+    """
+
+    weight: float = option(50.0, "λ, weight of the matching", low=0.0, tune=(1.0, 10.0, 50.0, 100.0))
+    mode: str = option("guide", "contrastive guiding, or squared distance", choices=("guide", "l2"))
+    tau: float = option(0.1, "temperature of the guiding (α in the release; not in the paper)", above=0.0)
+    start: int = option(20, "T_s, rounds of plain training before matching begins", low=0, tune=(0, 5, 20))
+    aggregation: str = option("weighted", "anchors weighted by class counts, or uniform over clients",
+                              choices=("weighted", "uniform"))
+    normalise: bool = option(True, "l2: normalise features and anchors first, as in the paper's experiments")
+    l2_reduction: str = option("mean", "l2: mean over entries (release) or sum (eq. 3)", choices=("mean", "sum"))
+    lite: bool = option(False, "FedFM-Lite: one handshake a round")
+    every: int = option(1, "lite: models travel every so many rounds, anchors always", low=1, tune=(1, 2, 5, 10))
+    warm_exchange: bool = option(True, "lite: models travel in every round before `start`")
+
+    name = "anchors"
+    paper = "FedFM (Ye et al., IEEE TSP), eq. 3–5, Alg. 1"
+    helps = ("label skew",)
+    departs = ("anchors come from this round's clients; the release takes last round's, the same under full participation",
+               "a class absent everywhere keeps its anchor instead of becoming NaN",
+               "l2 is the normalised mean of the release by default; normalise=false, l2_reduction=sum is eq. 3")
+    neutral = {"weight": 0.0}
+    trial = {"start": 0, "weight": 2.0}
+    reduce = {"sum": "sum", "count": "sum", "mean": "stack"}
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"models that travel only now and then"}) if self.lite and self.every > 1 else frozenset()
+
+    def exchange(self, round_number: int) -> bool:
+        if not self.lite or (self.warm_exchange and round_number <= self.start):
+            return True
+        return (round_number - (self.start if self.warm_exchange else 0)) % self.every == 0
+
+    def init_shared(self, spec: Spec) -> Tree:
+        return {"anchor": torch.zeros(spec.classes, spec.width), "seen": torch.zeros(spec.classes, dtype=torch.bool)}
+
+    def _class_sums(self, c: ClientView, model: Model) -> Tree:
+        shape = c.shared["anchor"].shape
+        total, count = c.shared["anchor"].new_zeros(shape), c.shared["anchor"].new_zeros(shape[0])
+        for x, y in c.batches():
+            hot = as_probabilities(y, shape[0])
+            total, count = total + hot.T @ c.forward(model, x).before[c.spec.features], count + hot.sum(0)
+        if self.aggregation == "weighted":
+            return {"sum": total, "count": count}
+        has = count[:, None] > 0              # a client without the class adopts the global anchor
+        return {"mean": torch.where(has, total / count.clamp(min=1)[:, None], c.shared["anchor"]), "count": count}
+
+    def survey(self, c: ClientView) -> Tree:
+        return {} if self.lite else self._class_sums(c, c.received)
+
+    def finish(self, c: ClientView) -> tuple[Tree, Tree]:
+        return c.kept, self._class_sums(c, c.model) if self.lite else {}
+
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        count = s.reduced["count"]
+        if self.aggregation == "weighted":
+            mean = s.reduced["sum"] / count.clamp(min=1)[:, None]
+        else:
+            mean = s.reduced["mean"].mean(0)
+        anchor = torch.where(count[:, None] > 0, mean, s.shared["anchor"])
+        return {"anchor": anchor, "seen": s.shared["seen"] | (count > 0)}, {}
+
+    def loss(self, v: StepView) -> Any:
+        anchor, seen, h = v.shared["anchor"], v.shared["seen"], v.features
+        label = as_probabilities(v.batch.target, v.spec.classes) * seen      # soft labels weigh the term
+        if self.mode == "guide":
+            near = F.normalize(h) @ F.normalize(anchor).T / self.tau
+            term = -(label * torch.where(seen, near, -1e4).log_softmax(1)).sum(1).mean()
+        else:
+            term = (label * self._distances(h, anchor)).sum(1).mean()
+        return torch.where(v.round > self.start, self.weight, 0.0) * term
+
+    def _distances(self, h: Tensor, anchor: Tensor) -> Tensor:
+        """(B, C) squared distances of every feature to every anchor."""
+        if self.normalise:
+            h, anchor = F.normalize(h), F.normalize(anchor)
+        square = (h[:, None] - anchor[None]).square()
+        return square.mean(2) if self.l2_reduction == "mean" else square.sum(2)

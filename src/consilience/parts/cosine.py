@@ -1,0 +1,48 @@
+"""A cosine classifier in place of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.part import Part, Spec
+from ..options import option
+
+
+class CosineHead(nn.Module):
+    """Logits are cosines between the feature and each class's weight, over a temperature; no bias."""
+
+    def __init__(self, features: int, classes: int, tau: float) -> None:
+        super().__init__()
+        self.weight, self.tau = nn.Parameter(torch.randn(classes, features) / features**0.5), tau
+
+    def forward(self, u: Tensor) -> Tensor:
+        return F.linear(F.normalize(u), F.normalize(self.weight)) / self.tau
+
+
+@dataclass(frozen=True)
+class Cosine(Part):
+    """LfD's classifier: c_j = ⟨u/‖u‖, W_j/‖W_j‖⟩, logits c_j/τ. A part of its own, so that baselines can have it too."""
+
+    tau: float = option(0.1, "temperature of the logits", above=0.0, tune=(0.05, 0.1, 0.2))
+
+    name = "cosine"
+    paper = "LfD (Kim et al.), eq. 6 and section 4"
+    helps = ("label skew",)
+    not_neutral = "it replaces the head"
+
+    @property
+    def claims(self) -> Mapping[str, str]:
+        return {"head": "replaces it by a cosine classifier"}
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {"a frozen random head": "needs its classifier to be trained"}
+
+    def build(self, module: nn.Module, spec: Spec) -> nn.Module:
+        module.set_submodule(spec.layout.head, CosineHead(spec.width, spec.classes, self.tau))
+        return module

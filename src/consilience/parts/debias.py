@@ -1,0 +1,148 @@
+"""FedBR: pseudo-data against biased classifiers, and a min-max contrast against biased features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import rng
+from ..core.client import ClientView
+from ..core.network import Trace
+from ..core.part import Part, Spec
+from ..core.server import ServerView
+from ..core.step import StepView
+from ..core.task import as_probabilities
+from ..options import option
+from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Debias(Part):
+    """Component 1: λ·CE of pseudo-data with uniform labels. Component 2: μ·contrast through an attached projection P.
+
+    Contrast, row by row: softplus(a₂ s₂ − a₁ s₁), s₁ = cos(P(z_p), P(z_g)), s₂ = cos(P(z_p), P(z)), with z features of the batch,
+    z_p of the pseudo-data and z_g of the pseudo-data in the received model. In every step P first ascends the contrast (max
+    step), then the model descends task + μ·contrast + λ·pseudo loss (min step). λ=0 or μ=0 switches a component off.
+    Pseudo-data: rsm are means of `group` samples of random clients; mixture mixes means of public proxy samples with the batch.
+    """
+
+    mu: float = option(0.5, "μ, weight of component 2", low=0.0, tune=(0.1, 0.5, 1.0))
+    lam: float = option(1.0, "λ, weight of component 1 (the paper: 1.0 on MNIST and CIFAR-100, 0.1 on CIFAR-10 and PACS)", low=0.0,
+                        tune=(0.1, 0.5, 1.0))
+    tau1: float = option(2.0, "τ₁ of the positive pair", low=0.0)
+    tau2: float = option(2.0, "τ₂ of the negative pair", low=0.0)
+    temperature: str = option("multiply", "similarities times τ (release, Tables 10 and 11) or over τ (eq. 5)",
+                              choices=("multiply", "divide"))
+    max_step: bool = option(True, "P ascends the contrast first; false: P stays as received (Table 4)")
+    projection: str = option("paper", "P: 256→256→128 (paper), 2d→2d→d (release), or none: the identity, no max step",
+                             choices=("paper", "released", "none"))
+    pseudo: str = option("rsm", "where pseudo-data come from; mixture needs a proxy data set", choices=("rsm", "mixture"))
+    group: int = option(10, "M, samples averaged into one pseudo sample", low=1)
+    mix: int = option(1, "K, samples of the batch mixed into each pseudo sample (mixture)", low=0)
+    refresh: str = option("round", "pseudo-data anew each round, or once", choices=("round", "once"))
+    sources: str = option("random", "each pseudo sample's client: drawn at random, or every client equally often",
+                          choices=("random", "balanced"))
+
+    name = "debias"
+    paper = "FedBR (Guo et al., ICML 2023), eq. 3–7, Alg. 1–3"
+    helps = ("label skew", "feature shift")
+    departs = ("temperature=multiply, as the released code and the sweep down to τ₂ = 0 show; divide is eq. 5",
+               "projection=paper has 256 and 128 units; released has 2d and d",
+               "in mixture mode z_g is computed for each step's own mixture, not cached from the first")
+    neutral = {"mu": 0.0, "lam": 0.0}
+    trial = {"projection": "released"}
+    reduce = {"rows": "concat"}
+    prefers = {"weights": "uniform"}
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"averages of raw samples"}) if self.pseudo == "rsm" else frozenset()
+
+    def require(self, spec: Spec) -> str | None:
+        if self.temperature == "divide" and min(self.tau1, self.tau2) == 0:
+            return "cannot divide by a temperature of 0. Use temperature=multiply, or τ above 0."
+        if self.pseudo == "mixture" and spec.proxy is None:
+            return "needs public samples for pseudo=mixture. Name a proxy data set for the run, or use pseudo=rsm."
+        return None
+
+    def build(self, module: nn.Module, spec: Spec) -> nn.Module:
+        d = spec.width
+        h, out = (256, 128) if self.projection == "paper" else (2 * d, d)
+        if self.projection != "none":
+            module.add_module(self.name, nn.Sequential(nn.Linear(d, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, out)))
+        return module
+
+    # ---- pseudo-data ---------------------------------------------------------------------------------------------------
+
+    def init_shared(self, spec: Spec) -> Tree:
+        rows = spec.policy.batch
+        if self.pseudo == "rsm" or spec.proxy is None:
+            return {"pseudo": torch.zeros(rows, *spec.sample)}
+        drawn = rng.integers(spec.key(self.name, "proxy"), len(spec.proxy), (rows, self.group))
+        return {"pseudo": spec.proxy[drawn.to(spec.proxy.device)].mean(1)}
+
+    def _own_rows(self, c: ClientView) -> Tree:
+        """This client's share of the pseudo-data: the rows whose common draw names it."""
+        rows, clients = c.spec.policy.batch, len(c.cohort)
+        if self.sources == "random":
+            source = rng.integers(c.common_key, clients, (rows,))
+        else:
+            source = rng.permutation(c.common_key, rows) % clients
+        mine = int((source == c.cohort.index(c.id)).sum())
+        drawn = rng.integers(c.key, c.size, (mine, self.group))
+        return {"rows": c.take(drawn).mean(1)}
+
+    def prepare(self, c: ClientView) -> Tree:
+        return self._own_rows(c) if self.pseudo == "rsm" and self.refresh == "once" else {}
+
+    def survey(self, c: ClientView) -> Tree:
+        return self._own_rows(c) if self.pseudo == "rsm" and self.refresh == "round" else {}
+
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        return {"pseudo": s.reduced["rows"]}, {}
+
+    def _pseudo_batch(self, v: StepView) -> tuple[Tensor, Tensor]:
+        """Pseudo inputs and their labels, paired with the batch row by row."""
+        x, uniform = v.shared["pseudo"], 1.0 / v.spec.classes
+        if self.pseudo == "rsm" or self.mix == 0:
+            return x, torch.full((len(x), v.spec.classes), uniform, device=x.device)
+        drawn = rng.integers(v.key("mix"), len(v.batch.x), (len(x), self.mix))
+        labels = as_probabilities(v.batch.target, v.spec.classes)
+        return ((x + v.batch.x[drawn].sum(1)) / (self.mix + 1), (uniform + labels[drawn].sum(1)) / (self.mix + 1))
+
+    # ---- one step ------------------------------------------------------------------------------------------------------
+
+    def init_scratch(self, c: ClientView) -> Tree:
+        """z_g once a round where the pseudo-data do not change from step to step."""
+        if self.pseudo == "mixture" and self.mix:
+            return {}
+        return {"global": c.forward(c.received, c.shared["pseudo"]).before[c.spec.features]}
+
+    def _seen(self, v: StepView) -> tuple[Trace, Tensor, Tensor]:
+        """The model's pass over the pseudo-data (one for both steps), z_g, and the pseudo labels."""
+        x, q = v.once("pseudo", lambda: self._pseudo_batch(v))
+        fixed = v.scratch["global"] if "global" in v.scratch else v.forward(v.received, x, label="pseudo").before[v.spec.features]
+        return v.forward(v.model, x, train=True, label="pseudo"), fixed, q
+
+    def _contrast(self, v: StepView, z: Tensor, pseudo: Tensor, fixed: Tensor) -> Tensor:
+        n = len(z)                                            # a smaller last batch: pair the first rows
+        project = (lambda t: t) if self.projection == "none" else (lambda t: v.apply(self.name, t))
+        a1, a2 = (self.tau1, self.tau2) if self.temperature == "multiply" else (1 / self.tau1, 1 / self.tau2)
+        p = project(pseudo[:n])
+        near, far = F.cosine_similarity(p, project(fixed[:n])), F.cosine_similarity(p, project(z))
+        return F.softplus(a2 * far - a1 * near).mean()
+
+    def adversary(self, v: StepView) -> Any:
+        if not (self.mu and self.max_step and self.projection != "none"):
+            return 0.0
+        trace, fixed, _ = self._seen(v)
+        return -self._contrast(v, v.features.detach(), trace.before[v.spec.features].detach(), fixed)
+
+    def loss(self, v: StepView) -> Any:
+        trace, fixed, q = self._seen(v)
+        total: Any = self.lam * F.cross_entropy(trace.logits, q)
+        return total + self.mu * self._contrast(v, v.features, trace.before[v.spec.features], fixed) if self.mu else total

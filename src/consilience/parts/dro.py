@@ -1,0 +1,51 @@
+"""GroupDRO over clients: weigh the ones that suffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.client import ClientView
+from ..core.part import Part, Spec
+from ..core.server import ServerView
+from ..options import option
+from ..tree import Tree
+from ._reasons import NEEDS_AVERAGE
+
+
+@dataclass(frozen=True)
+class Dro(Part):
+    """A client's weight grows with its loss: q_i ← q_i·exp(η ℓ_i), weight q_i/Σ_S q. q stays with the client's number."""
+
+    eta: float = option(0.01, "how fast weights follow losses", low=0.0, tune=(0.001, 0.01, 0.1))
+    loss_of: str = option("round", "ℓ_i: mean training loss of the round, or of its first step as in FedBR's release",
+                          choices=("round", "first"))
+
+    name = "dro"
+    paper = "GroupDRO (Sagawa et al., ICLR 2020), over clients as in FedBR"
+    helps = ("feature shift", "label skew")
+    neutral = {"eta": 0.0}
+    reduce = {"loss": "stack"}
+    prefers = {"weights": "uniform"}
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return NEEDS_AVERAGE
+
+    def init_server(self, spec: Spec) -> Tree:
+        return {"q": torch.ones(spec.population)}
+
+    def finish(self, c: ClientView) -> tuple[Tree, Tree]:
+        return c.kept, {"loss": c.losses.mean() if self.loss_of == "round" else c.losses[0]}
+
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        q = s.server["q"]
+        ids = torch.tensor(s.ids, device=q.device)
+        return s.shared, {"q": q.index_copy(0, ids, q[ids] * torch.exp(self.eta * s.reduced["loss"]))}
+
+    def weights(self, s: ServerView, p: Tensor) -> Tensor:
+        q = s.server["q"][torch.tensor(s.ids, device=p.device)]
+        return q / q.sum()

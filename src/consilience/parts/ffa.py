@@ -1,0 +1,142 @@
+"""FedFA: augment feature statistics by their spread over samples and clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import rng, tree
+from ..core.client import ClientView
+from ..core.layout import Layout
+from ..core.part import Part, Spec
+from ..core.server import ServerView
+from ..core.step import StepView
+from ..errors import ConfigError
+from ..options import option
+from ..tree import Tree
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Ffa(Part):
+    """Jitter the channel statistics of feature maps (B, Ch, H, W) after each chosen stage, with probability p.
+
+    X̂ = σ̂·(X − μ)/σ + μ̂ with μ̂ = μ + ε Σ̂_μ, σ̂ = σ + ε Σ̂_σ per sample and channel, Σ̂² = (γ + 1)·V. V is the variance of
+    the statistic over the batch, γ = Ch·r/Σr with r = v/(1 + v) its variance v over clients, which the server finds from
+    the clients' momentum statistics. Nothing happens in evaluation, in a batch of one, or where the coin says no.
+    """
+
+    p: float = option(0.5, "chance that a stage is augmented in a step", low=0.0, high=1.0, tune=(0.3, 0.5, 0.7))
+    momentum: float = option(0.99, "α of the momentum statistics", low=0.0, below=1.0)
+    stages: tuple[int, ...] = option((), "which stages, counted from 1; empty for all")
+    sharing: str = option("per_channel", "per_channel: the paper; scalar: the release, whose γ is always 1; "
+                                         "direct: Σ̂² = (Vs + 1)V; none: FedFA-C, Σ̂² = V; random: FedFA-R, Σ̂ = 0.5",
+                          choices=("per_channel", "scalar", "direct", "none", "random"))
+    stats: str = option("kept", "a client's momentum statistics between rounds: kept (text), reset (Alg. 1), averaged (release)",
+                        choices=("kept", "reset", "averaged"))
+    unbiased: bool = option(True, "divide variances in the layer by n − 1 (release), not n (paper)")
+    bias_correct: bool = option(False, "correct uploaded statistics for their start at 0 and 1")
+
+    name, rank = "ffa", 30
+    paper = "FedFA (Zhou and Konukoglu, ICLR 2023), eq. 3–9"
+    helps = ("feature shift",)
+    departs = ("variances over clients are per channel (eq. 5); the release takes one scalar, so that γ ≡ 1: sharing=scalar",
+               "momentum statistics are kept per client; stats=reset is Alg. 1, stats=averaged the release")
+    neutral = {"p": 0.0}
+    trial = {"p": 1.0}
+    reduce = {"stats": "stack"}
+    prefers = {"weights": "uniform"}
+
+    def chosen(self, layout: Layout) -> tuple[str, ...]:
+        wrong = [n for n in self.stages if not 1 <= n <= len(layout.stages)]
+        if wrong or not layout.stages:
+            have = f"stages 1 to {len(layout.stages)}" if layout.stages else "no convolution stages"
+            raise ConfigError(f"The 'stages' option of ffa asks for {list(self.stages) or 'all'}, but the model has {have}.")
+        return tuple(layout.stages[n - 1] for n in self.stages) if self.stages else layout.stages
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return self.chosen(layout)
+
+    def require(self, spec: Spec) -> str | None:
+        for point in self.chosen(spec.layout):
+            shape = spec.shapes[point]
+            if len(shape) != 3 or shape[1] * shape[2] < 2:
+                return (f"needs feature maps of at least two positions, but {point!r} has shape {shape}. "
+                        "Choose other stages with ffa.stages, or larger inputs.")
+        return None
+
+    def _each(self, spec: Spec, mean: float, std: float) -> Tree:
+        fill = lambda q, value: torch.full((spec.shapes[q][0],), value)
+        return {q: {"mean": fill(q, mean), "std": fill(q, std)} for q in self.chosen(spec.layout)}
+
+    def init_shared(self, spec: Spec) -> Tree:
+        shared = {"variance": self._each(spec, 1.0, 1.0)}
+        return {**shared, "start": self._each(spec, 0.0, 1.0)} if self.stats == "averaged" else shared
+
+    def init_kept(self, spec: Spec) -> Tree:
+        updates = {q: torch.zeros(()) for q in self.chosen(spec.layout)}
+        return {"stats": self._each(spec, 0.0, 1.0), "updates": updates}
+
+    def init_scratch(self, c: ClientView) -> Tree:
+        if self.stats == "kept":
+            return c.kept
+        return {**c.kept, "stats": self._each(c.spec, 0.0, 1.0) if self.stats == "reset" else c.shared["start"]}
+
+    def _spread(self, variance: Tensor, over_clients: Tensor) -> Tensor:
+        """Σ̂ per channel from the variance over the batch and over the clients."""
+        if self.sharing == "random":
+            return torch.full_like(variance, 0.5)
+        if self.sharing == "none":
+            return variance.sqrt()
+        if self.sharing == "direct":
+            return ((over_clients + 1) * variance).sqrt()
+        r = 1 / (1 + 1 / (over_clients + EPS))
+        return ((r * (len(r) / r.sum()) + 1) * variance).sqrt()
+
+    def tap(self, v: StepView, point: str, x: Tensor) -> Any:
+        if not v.train or len(x) < 2 or point not in v.shared["variance"]:
+            return x
+        var, mean = torch.var_mean(x, (2, 3), correction=int(self.unbiased))
+        std = (var + EPS).sqrt()
+        noise = rng.normal(v.key(point, "noise"), (2, *mean.shape))
+        over_clients, correction = v.shared["variance"][point], int(self.unbiased)
+        new_mean = mean + self._spread(mean.var(0, correction=correction) + EPS, over_clients["mean"]) * noise[0]
+        new_std = std + self._spread(std.var(0, correction=correction) + EPS, over_clients["std"]) * noise[1]
+        ratio = new_std / std
+        jittered = x * ratio[:, :, None, None] + (new_mean - mean * ratio)[:, :, None, None]
+        on = rng.uniform(v.key(point, "coin"), ()) < self.p
+        return torch.where(on, jittered, x), {"on": on, "mean": mean.detach().mean(0), "std": std.detach().mean(0)}
+
+    def track(self, v: StepView) -> Tree:
+        old, updates = v.scratch["stats"], v.scratch["updates"]
+        if not v.notes:                                   # a batch of one
+            return v.scratch
+
+        def moved(q: str, kind: str) -> Tensor:
+            now = self.momentum * old[q][kind] + (1 - self.momentum) * v.notes[q][kind]
+            return torch.where(v.notes[q]["on"], now, old[q][kind])
+        return {"stats": {q: {kind: moved(q, kind) for kind in stats} for q, stats in old.items()},
+                "updates": {q: n + v.notes[q]["on"] for q, n in updates.items()}}
+
+    def finish(self, c: ClientView) -> tuple[Tree, Tree]:
+        stats = c.scratch["stats"]
+        if self.bias_correct:
+            left = {q: self.momentum ** n.clamp(min=1) for q, n in c.scratch["updates"].items()}
+            start = {"mean": 0.0, "std": 1.0}
+            stats = {q: {kind: (t - left[q] * start[kind]) / (1 - left[q]) for kind, t in pair.items()}
+                     for q, pair in stats.items()}
+        return c.scratch, {"stats": stats}
+
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        stats = s.reduced["stats"]                        # clients × channels
+        shared = dict(s.shared)
+        if len(s.ids) > 1:                                # one client has no spread: the last one stays
+            whole = lambda x: x.var().expand(x.shape[1]).clone()
+            shared["variance"] = tree.map(whole if self.sharing == "scalar" else lambda x: x.var(0, unbiased=False), stats)
+        if self.stats == "averaged":
+            shared["start"] = tree.map(lambda x: x.mean(0), stats)
+        return shared, {}

@@ -1,0 +1,47 @@
+"""Mixup inside a client's batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..core.part import Batch, Part, Spec
+from ..core.step import StepView
+from ..core.task import as_probabilities
+from ..options import option
+from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Mixup(Part):
+    """Mix each batch with a permutation of itself, λ ~ Beta(α, α) once per step; labels become probabilities."""
+
+    alpha: float = option(0.2, "of the Beta distribution; 0 mixes nothing", low=0.0, tune=(0.1, 0.2, 0.4, 1.0))
+
+    name, rank = "mixup", 10
+    paper = "mixup (Zhang et al., ICLR 2018); in FedBR and FedFA inside one client's batch"
+    helps = ("label skew", "feature shift")
+    departs = ("on segmentation masks are mixed, not the two losses; they differ in the Dice term only",)
+    neutral = {"alpha": 0.0}
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"soft labels"})
+
+    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
+        steps, batch = len(sizes), spec.policy.batch
+        weight = rng.host(key).beta(self.alpha, self.alpha, steps) if self.alpha else [1.0] * steps
+        noise = rng.bits(rng.key(key, "order"), steps * batch).reshape(steps, batch)
+        # a smaller last batch is permuted within itself: places beyond it sort to the end
+        beyond = torch.arange(batch) >= sizes[:, None]
+        order = torch.where(beyond, torch.iinfo(torch.int64).max, noise).argsort(dim=1, stable=True)
+        return {"weight": torch.as_tensor(weight, dtype=torch.float32), "order": order}
+
+    def batch(self, v: StepView) -> Batch:
+        b = v.batch
+        w, other = v.plan["weight"], v.plan["order"][: len(b.x)]
+        mix = lambda t: w * t + (1 - w) * t.index_select(0, other)
+        return b._replace(x=mix(b.x), target=mix(as_probabilities(b.target, v.spec.classes)))

@@ -1,0 +1,61 @@
+"""MOON: model-contrastive learning."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..core.layout import Layout
+from ..core.part import Part, Spec
+from ..core.step import StepView
+from ..options import option
+
+
+@dataclass(frozen=True)
+class Moon(Part):
+    """Pull features to the received model's and push them from the client's previous model's.
+
+    + μ·mean −log( e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}) ), cosines of the features that enter the head. The term is skipped
+    for a client that has no previous model.
+    """
+
+    mu: float = option(1.0, "weight of the contrast", low=0.0, tune=(0.001, 0.01, 0.1, 1.0, 5.0, 10.0))
+    tau: float = option(0.5, "temperature", above=0.0)
+    projection: int = option(0, "width of a projection (linear, ReLU, linear) put before the head; 0 for none, as when the "
+                                "model has a header", low=0)
+
+    name, previous = "moon", True
+    paper = "MOON (Li et al., CVPR 2021), eq. 3"
+    helps = ("label skew",)
+    departs = ("never-sampled clients have no negative; the release uses a random network",)
+    neutral = {"mu": 0.0}
+
+    @property
+    def claims(self) -> Mapping[str, str]:
+        return {"head": "puts a projection before it"} if self.projection else {}
+
+    def point(self, layout: Layout) -> str:
+        return f"{layout.head}.out:input" if self.projection else layout.features
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return (self.point(layout),)
+
+    def build(self, module: nn.Module, spec: Spec) -> nn.Module:
+        if self.projection:
+            d, h = spec.width, self.projection
+            stack = OrderedDict(inner=nn.Linear(d, d), relu=nn.ReLU(), outer=nn.Linear(d, h), out=nn.Linear(h, spec.classes))
+            module.set_submodule(spec.layout.head, nn.Sequential(stack))
+        return module
+
+    def loss(self, v: StepView) -> Any:
+        at = self.point(v.spec.layout)
+        z = v.trace.before[at]
+        near = F.cosine_similarity(z, v.forward(v.received, v.batch.x).before[at])
+        far = F.cosine_similarity(z, v.forward(v.previous, v.batch.x).before[at])
+        return self.mu * torch.where(v.first, 0.0, F.softplus((far - near) / self.tau).mean())

@@ -1,0 +1,92 @@
+"""DBE's mean regularisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import rng
+from ..core.client import ClientView
+from ..core.layout import Layout
+from ..core.part import Part, Spec
+from ..core.server import ServerView
+from ..core.step import StepView
+from ..options import option
+from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Mr(Part):
+    """Pull the running mean of the representation to a mean agreed on before round one.
+
+    r ← (1 − μ) r + μ·mean_b z_g, from 0 in every round; + κ·½·mean (r − g)². Before round one every client trains the task
+    for one epoch and uploads the mean of its representations; g is their average by samples and stays for the whole run.
+    """
+
+    kappa: float = option(1.0, "κ, weight of the regularisation", low=0.0, tune=(0.1, 1.0, 5.0, 10.0, 50.0))
+    momentum: float = option(1.0, "μ, share of the current batch in the running mean", above=0.0, high=1.0, tune=(0.1, 0.5, 1.0))
+    at: str = option("features", "the point: features (what enters the head), or the name of a module")
+    init_mean: str = option("pass", "a client's mean: a pass over its data after the epoch, or the running mean at its end",
+                            choices=("pass", "running"))
+    init_epochs: int = option(1, "epochs of plain training before the mean is taken", low=0)
+    half: bool = option(True, "½·MSE as in the release, with which the paper's κ were used; false: MSE")
+    bias_correct: bool = option(False, "correct the running mean for its start at 0")
+    noise_scale: float = option(0.0, "s of Table 3: standard deviation of the noise on a client's mean", low=0.0)
+    noise_mix: float = option(0.0, "q of Table 3: the mean is scaled by 1 − q before the noise", low=0.0, high=1.0)
+
+    name = "mr"
+    paper = "DBE (Zhang et al., NeurIPS 2023), eq. 4–6 and section 4.3"
+    helps = ("label skew", "feature shift")
+    departs = ("the initial mean is a proper pass over the client's data; init_mean=running is the release",
+               "Table 3's noise follows FedPCL's code, which the text names: (1 − q)·mean + noise")
+    neutral = {"kappa": 0.0}
+    reduce = {"mean": "weighted"}
+
+    def point(self, layout: Layout) -> str:
+        return layout.features if self.at == "features" else self.at
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return (self.point(layout),)
+
+    def init_shared(self, spec: Spec) -> Tree:
+        return {"mean": torch.zeros(spec.shapes[self.point(spec.layout)])}
+
+    def init_scratch(self, c: ClientView) -> Tree:
+        return {"mean": torch.zeros_like(c.shared["mean"]), "steps": torch.zeros((), device=c.shared["mean"].device)}
+
+    def prepare(self, c: ClientView) -> Tree:
+        mean = self._mean_of_pass(c) if self.init_mean == "pass" else self._running_mean(c)
+        if self.noise_scale or self.noise_mix:
+            noise = rng.normal(c.key, mean.shape).to(mean.device)
+            mean = (1 - self.noise_mix) * mean + self.noise_scale * noise
+        return {"mean": mean}
+
+    def _mean_of_pass(self, c: ClientView) -> Tensor:
+        model = c.train(c.received, self.init_epochs) if self.init_epochs else c.received
+        total = torch.zeros_like(c.shared["mean"])
+        for x, _ in c.batches():
+            total = total + c.forward(model, x).before[self.point(c.spec.layout)].sum(0)
+        return total / c.size
+
+    def _running_mean(self, c: ClientView) -> Tensor:
+        mean = torch.zeros_like(c.shared["mean"])
+        for row in c.train_watching(c.received, self.point(c.spec.layout), max(self.init_epochs, 1)):
+            mean = (1 - self.momentum) * mean + self.momentum * row
+        return mean
+
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        return {"mean": s.reduced["mean"]}, {}
+
+    def track(self, v: StepView) -> Tree:
+        now = v.trace.before[self.point(v.spec.layout)].mean(0)
+        return {"mean": (1 - self.momentum) * v.scratch["mean"] + self.momentum * now, "steps": v.scratch["steps"] + 1}
+
+    def loss(self, v: StepView) -> Any:
+        mean = v.scratch["mean"]
+        if self.bias_correct:
+            mean = mean / (1 - (1 - self.momentum) ** v.scratch["steps"])
+        return (0.5 if self.half else 1.0) * self.kappa * F.mse_loss(mean, v.shared["mean"])

@@ -1,0 +1,48 @@
+"""Names from papers: each is a stack of parts with that paper's settings, and forwards options to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`options` names the preset's own options and the parts' options they set; those not named reach the only part."""
+
+    name: str
+    parts: tuple[str, ...]
+    idea: str
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)       # part -> settings
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)          # option -> ("part.option", …)
+
+
+_LIST = (
+    Preset("fedavg", (), "Average the clients' models after local training; what every other name stands on."),
+    Preset("fedavgm", ("avgm",), "FedAvg with momentum on the server."),
+    Preset("fedprox", ("prox",), "FedAvg with a pull towards the received model."),
+    Preset("fednova", ("nova",), "FedAvg with changes normalised by the steps made."),
+    Preset("feddyn", ("dyn",), "Dynamic regularisation that makes local optima agree with the global one."),
+    Preset("fedcm", ("cm",), "The server's last direction mixed into every local step."),
+    Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
+    Preset("fedsam", ("sam",), "Sharpness-aware local steps."),
+    Preset("fedbn", ("bn",), "Normalisation layers stay on the clients."),
+    Preset("groupdro", ("dro",), "Clients with higher loss weigh more."),
+    Preset("fedper", ("per",), "A head of one's own, trained jointly."),
+    Preset("fedrep", ("rep",), "A head of one's own, trained before the shared base."),
+    Preset("fedbabu", ("babu",), "A frozen random head; fine-tuning before use."),
+    Preset("fedgen", ("gen",), "A feature generator trained against the clients' heads."),
+    Preset("fedfomo", ("fomo",), "Each client mixes the models that help it."),
+    Preset("fedbr", ("debias",), "Pseudo-data with uniform labels and a min-max contrast."),
+    Preset("lfd", ("cosine", "drift"), "A cosine head with margin, and labels against the client's own drift.",
+           options={"tau": ("cosine.tau", "drift.tau"), "margin": ("drift.margin",), "weight": ("drift.weight",),
+                    "first": ("drift.first",), "margin_in_reg": ("drift.margin_in_reg",), "drift_tau": ("drift.drift_tau",)}),
+    Preset("fedfm", ("anchors",), "Match features to class anchors that all clients share."),
+    Preset("fedfa", ("ffa",), "Jitter feature statistics by their spread over samples and clients."),
+    Preset("dbe", ("prbm", "mr"), "A personal bias vector, and a mean that all clients agree on.",
+           options={"at": ("prbm.at", "mr.at"), "kappa": ("mr.kappa",), "mu": ("mr.momentum",), "momentum": ("mr.momentum",),
+                    "init_mean": ("mr.init_mean",), "init_epochs": ("mr.init_epochs",), "half": ("mr.half",),
+                    "bias_correct": ("mr.bias_correct",), "noise_scale": ("mr.noise_scale",), "noise_mix": ("mr.noise_mix",)}),
+)
+PRESETS: dict[str, Preset] = {p.name: p for p in _LIST}

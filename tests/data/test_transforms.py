@@ -1,0 +1,241 @@
+"""Transforms: exact pixels, keyed draws, nothing that makes the host wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from consilience import rng
+from consilience.data import geometry, transforms
+from consilience.data.dataset import Dataset
+from consilience.errors import ConfigError
+
+EVERYTHING = [*transforms.STEPS, *transforms.NAMED, "crop+flip+normalise"]
+
+
+class NoHostSync(TorchDispatchMode):
+    """Refuses what would make the host wait for the device, give a shape that depends on values, or copy from the host."""
+
+    BAD = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.default", "_to_copy.device")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        indices = args[1] if name.startswith("aten.index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+        if any(b in name for b in self.BAD) or any(torch.is_tensor(i) and i.dtype == torch.bool for i in indices):
+            raise AssertionError(f"host sync: {name}")
+        return func(*args, **(kwargs or {}))
+
+
+def images(n=40, size=12, channels=3):
+    return rng.integers(rng.key(11), 256, (n, channels, size, size)).to(torch.uint8)
+
+
+def dataset(x=None, **more) -> Dataset:
+    x = images() if x is None else x
+    more = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)} | more
+    return Dataset("made", x, torch.arange(len(x)) % 4, 4, **more)
+
+
+@pytest.mark.parametrize("text", EVERYTHING)
+def test_what_holds_for_every_transform(text):
+    data = dataset()
+    before, transform, key = data.x.clone(), transforms.make(text, data), rng.key(0)
+    with NoHostSync():
+        x, y = transform(data.x, data.y, key)
+        again, _ = transform(data.x, data.y, key)
+        plain, same = transform(data.x, data.y, None)
+    assert torch.equal(data.x, before)
+    assert x.shape == data.x.shape
+    assert x.dtype == plain.dtype == torch.float32
+    assert torch.equal(x, again)
+    assert torch.equal(y, data.y)
+    assert torch.equal(same, data.y)
+    assert torch.equal(transforms.make(transform.text, data)(data.x, data.y, key)[0], x)      # the text makes the same
+    draws = any(s.draws for s in transform.steps)
+    assert torch.equal(x, plain) != draws
+    if draws:
+        assert not torch.equal(x, transform(data.x, data.y, rng.key(1))[0])
+        one = data.x[:1].expand(40, -1, -1, -1)                                  # the same image forty times
+        assert len(torch.unique(transform(one, data.y, key)[0], dim=0)) > 1      # each draws for itself
+
+
+def test_the_watch_catches_a_look_at_a_value():
+    with pytest.raises(AssertionError, match="host sync"), NoHostSync():
+        bool(torch.ones(2).sum() > 1)
+    with pytest.raises(AssertionError, match="host sync"), NoHostSync():
+        torch.ones(3)[torch.tensor([True, False, True])]
+
+
+def test_none_and_raw_and_normalise_by_hand():
+    x = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
+    data = dataset(x)
+    y = torch.zeros(1, dtype=torch.int64)
+    flat = lambda text: transforms.make(text, data)(x, y, None)[0].flatten().tolist()
+    assert flat("none") == pytest.approx([0.0, 0.2, 1.0])
+    assert flat("raw") == [0.0, 51.0, 255.0]
+    # (0 − .1) / .5 = −.2, (.2 − .2) / .6 = 0, (1 − .3) / .7 = 1
+    assert flat("normalise") == pytest.approx([-0.2, 0.0, 1.0])
+    assert flat("half") == pytest.approx([-1.0, -0.6, 1.0])
+    assert flat("normalise(mean=(0, 0.1, 0.5), std=(1, 0.5, 0.5))") == pytest.approx([0.0, 0.2, 1.0])
+
+
+def test_without_a_text_the_data_set_decides():
+    assert transforms.make(None, dataset()).text == "normalise(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))"
+    assert transforms.make(None, dataset(mean=(), std=())).text == "none"
+
+
+def windows(image, pad, mode):
+    """All crops of one (1, 1, h, w) image, as torch's own padding makes them."""
+    padded = torch.nn.functional.pad(image.float(), (pad,) * 4, mode=mode)[0, 0]
+    size = image.shape[-1]
+    return [padded[a:a + size, b:b + size] for a in range(2 * pad + 1) for b in range(2 * pad + 1)]
+
+
+@pytest.mark.parametrize(("mode", "torch_mode"), [("zero", "constant"), ("reflect", "reflect")])
+def test_crop_is_a_window_of_the_padded_image(mode, torch_mode):
+    image = torch.arange(36, dtype=torch.uint8).reshape(1, 1, 6, 6) + 1
+    x = image.expand(900, 1, 6, 6)
+    data = dataset(x, mean=(), std=())
+    out = transforms.make(f"crop(pad=2, mode={mode})+raw", data)(x, data.y, rng.key(0))[0]
+    possible = {tuple(w.flatten().tolist()): 0 for w in windows(image, 2, torch_mode)}
+    for o in out:
+        possible[tuple(o.flatten().tolist())] += 1                              # KeyError if it is no window
+    # 900 draws over 25 windows: 36 each, deviation 5.9; all within 5 deviations.
+    assert len(possible) == 25
+    assert min(possible.values()) >= 7
+    assert max(possible.values()) <= 65
+
+
+def test_flip_is_exact_and_keeps_its_probability():
+    x = images(4000, 4, 1)
+    data = dataset(x, mean=(), std=())
+    for p, axes in ((0.5, "horizontal"), (0.2, "horizontal"), (0.75, "any")):
+        out = transforms.make(f"flip(p={p}, axes={axes})+raw", data)(x, data.y, rng.key(0))[0].to(torch.uint8)
+        found = {dims: (out == (x.flip(dims) if dims else x)).flatten(1).all(1) for dims in ((), (3,), (2,), (2, 3))}
+        assert torch.stack(list(found.values())).any(0).all()                    # every image is one of the four
+        share = 1 - float(found[()].float().mean())
+        assert share == pytest.approx(p, abs=0.035)                             # 4000 draws: 4 deviations are at most 0.032
+        if axes == "any":
+            assert [float(found[d].float().mean()) for d in ((3,), (2,), (2, 3))] == pytest.approx([0.25] * 3, abs=0.035)
+        else:
+            assert not found[2,].any()
+
+
+def test_rotation_stays_in_its_range_and_rot90_turns():
+    x = images(300, 9, 1)
+    data = dataset(x, mean=(), std=())
+    out = transforms.make("rotation(degrees=30)+raw", data)(x, data.y, rng.key(0))[0].to(torch.uint8)
+    angles = (2 * rng.uniform(rng.key(rng.key(rng.key(0), "transform", 0), "angle"), (300,)) - 1) * 30
+    assert float(angles.min()) < -25
+    assert float(angles.max()) > 25
+    for i in range(0, 300, 30):
+        assert torch.equal(out[i:i + 1], geometry.rotate(x[i:i + 1], angles[i]))
+    out = transforms.make("rot90+raw", data)(x, data.y, rng.key(0))[0].to(torch.uint8)
+    turned = torch.stack([(out == torch.rot90(x, k, (2, 3))).flatten(1).all(1) for k in range(4)])
+    assert turned.any(0).all()
+    assert (turned.float().mean(1) > 0.15).all()                                # each quarter about 0.25
+
+
+def test_cutout_sets_one_square_to_zero_after_normalising():
+    x = torch.full((500, 3, 12, 12), 255, dtype=torch.uint8)
+    data = dataset(x)
+    out = transforms.make("normalise+cutout(size=4)", data)(x, data.y, rng.key(0))[0]
+    hole = out == 0
+    assert torch.equal(hole[:, 0], hole[:, 2])
+    rows, columns = hole[:, 0].any(2).sum(1), hole[:, 0].any(1).sum(1)
+    assert torch.equal(hole[:, 0].sum((1, 2)), rows * columns)                  # a rectangle
+    # The centre c is 0 … 11 and the square c − 2 … c + 1, cut at the edges: 2 rows for c = 0, 3 for 1 and 11, else 4.
+    assert set(rows.tolist()) == {2, 3, 4}
+    assert float((rows == 4).float().mean()) == pytest.approx(9 / 12, abs=0.08)
+    assert float(out[~hole].unique().numel()) == 3                              # elsewhere only the three normalised whites
+
+
+def test_steps_run_in_the_order_written():
+    data = dataset()
+    one = transforms.make("flip+rotation", data)(data.x, data.y, rng.key(0))[0]
+    two = transforms.make("rotation+flip", data)(data.x, data.y, rng.key(0))[0]
+    assert not torch.equal(one, two)
+
+
+def test_masks_move_with_their_images():
+    x = images(30, 16, 1)
+    masks = x[:, 0].long()                                                      # the mask repeats the image: both must move alike
+    data = Dataset("scans", x, masks, 256, task="segmentation")
+    for text in ("flip", "rot90", "rotation", "crop", "fedfa_prostate_released", "rotation+crop+flip"):
+        moved, mask = transforms.make(text, data)(x, masks, rng.key(0))
+        scale = 1 if "prostate" in text else 255
+        assert mask.dtype == torch.int64
+        assert torch.equal((moved[:, 0] * scale).round().long(), mask), text
+        assert not torch.equal(mask, masks)
+        assert torch.equal(transforms.make(text, data)(x, masks, None)[1], masks)
+    _, mask = transforms.make("cutout", data)(x, masks, rng.key(0))
+    assert torch.equal(mask, masks)
+
+
+def test_text_passes_untouched_and_signals_can_be_normalised():
+    tokens = torch.arange(20).reshape(4, 5)
+    data = Dataset("news", tokens, torch.zeros(4, dtype=torch.int64), 4)
+    out, _ = transforms.make(None, data)(tokens, data.y, rng.key(0))
+    assert out.dtype == torch.int64
+    assert torch.equal(out, tokens)
+    with pytest.raises(ConfigError, match="needs images"):
+        transforms.make("flip", data)
+    with pytest.raises(ConfigError, match="Use 'none'"):
+        transforms.make("half", Dataset("news", tokens, data.y, 4))
+    signals = torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]])                         # (2, 1, 2): one channel
+    data = Dataset("signals", signals, torch.zeros(2, dtype=torch.int64), 1, mean=(4.0,), std=(2.0,))
+    out, _ = transforms.make("normalise", data)(signals, data.y, None)
+    assert out.flatten().tolist() == [-1.5, -0.5, 0.5, 1.5]                     # not divided by 255
+
+
+def test_the_papers_lists():
+    data = dataset()
+    steps = lambda name: [s.name for s in transforms.make(name, data).steps]
+    assert steps("moon_cifar10") == ["crop", "flip", "normalise"]
+    assert transforms.make("moon_cifar10", data).steps[0].mode == "reflect"
+    assert transforms.make("moon_cifar10", data).steps[2].mean == pytest.approx((125.3 / 255, 123.0 / 255, 113.9 / 255))
+    assert steps("moon_cifar100") == steps("fedfm_cifar100") == ["crop", "flip", "rotation", "normalise"]
+    assert steps("fedml") == ["crop", "flip", "normalise", "cutout"]
+    assert steps("fedbr") == steps("fedfa_office_released") == ["none"]
+    assert steps("fedfa_office") == steps("fedfa_domainnet") == ["flip", "rotation"]
+    assert steps("dbe") == ["normalise"]
+
+
+def test_refusals():
+    data = dataset()
+    with pytest.raises(ConfigError, match="Did you mean 'normalise'"):
+        transforms.make("normalize", data)
+    with pytest.raises(ConfigError, match="has no settings"):
+        transforms.make("fedml(size=3)", data)
+    with pytest.raises(ConfigError, match="no mean and standard deviation"):
+        transforms.make("normalise", dataset(mean=(), std=()))
+    with pytest.raises(ConfigError, match="2 means for 3 channels"):
+        transforms.make("normalise(mean=(1, 2), std=(1, 2))", data)
+    with pytest.raises(ConfigError, match="positive"):
+        transforms.make("normalise(mean=(0,), std=(0,))", data)
+    with pytest.raises(ConfigError, match="square"):
+        transforms.make("rot90", dataset(torch.zeros(4, 3, 5, 6, dtype=torch.uint8)))
+    with pytest.raises(ConfigError, match="at most 11"):
+        transforms.make("crop(pad=12, mode=reflect)", data)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", EVERYTHING)
+def test_a_captured_transform_equals_the_cpu(text):
+    """Inside a CUDA graph, with the key in device memory: a replay with a new key gives what the CPU gives for that key."""
+    data = dataset()
+    transform = transforms.make(text, data)
+    x, y, key = data.x.cuda(), data.y.cuda(), rng.key(0).cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        transform(x, y, key)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = transform(x, y, key)
+    for seed in (1, 2):
+        key.copy_(rng.key(seed))
+        graph.replay()
+        torch.testing.assert_close(out.cpu(), transform(data.x, data.y, rng.key(seed))[0], rtol=1e-6, atol=1e-6)
