@@ -1,3 +1,12 @@
 """Consilience: federated learning for data that differs from client to client."""
 
+from . import tree
+from .core.part import Part
+from .errors import ConfigError, ConsilienceError, DataError, NonFiniteError, RefusedCombination
+from .options import option
+from .runs import Result, RunConfig, run
+
 __version__ = "0.1.0"
+
+__all__ = ["ConfigError", "ConsilienceError", "DataError", "NonFiniteError", "Part", "RefusedCombination", "Result", "RunConfig",
+           "option", "run", "tree"]

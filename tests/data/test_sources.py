@@ -231,6 +231,16 @@ def test_bindingdb_rows_and_threshold(written):
     assert make("bindingdb(threshold=61)").read(root).y[-1] == 1
 
 
+def test_bindingdb_with_numbered_chains(data_root):
+    header = ["Ligand SMILES", "Kd (nM)", "Number of Protein Chains in Target (>1 implies a multichain complex)",
+              "BindingDB Target Chain Sequence 1", "BindingDB Target Chain Sequence 2"]
+    rows = [["CC", "5", "1", "ABC", ""], ["CC", "5", "2", "ABC", "DEF"]]
+    (data_root / "bindingdb").mkdir()
+    (data_root / "bindingdb" / "BindingDB_All.tsv").write_text("\n".join("\t".join(r) for r in [header, *rows]))
+    data = make("bindingdb").read(data_root)
+    assert data.x[:, 100:104].tolist() == [[1, 2, 3, 0]]
+
+
 def test_synthetic_dials():
     data = make("synthetic(samples=4000, clients=4, classes=5, label_skew=0.1, feature_shift=3.0, quantity_skew=0.5)").read()
     client = data.groups["client"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +13,10 @@ from hypothesis import strategies as st
 from consilience import rng
 from consilience.data import splits
 from consilience.data.dataset import Dataset
+from consilience.data.shifts import SHIFTS
 from consilience.data.splits import SPLITS
 from consilience.data.splits.dirichlet import Dirichlet
+from consilience.data.transforms import NAMED, STEPS
 
 quick = settings(max_examples=25, deadline=None)
 
@@ -210,6 +215,7 @@ def test_only_the_cap_makes_dirichlet_depend_on_the_order_of_classes():
     draws = split.log_shares(members, 10, 0, rng.key(0))
     assert (draws == split.log_shares(members, 10, 0, rng.key(0))).all()
     assert (draws != split.log_shares(members, 10, 1, rng.key(0))).any()       # another try is another draw
+    assert (draws != split.log_shares(members + 1, 10, 0, rng.key(0))).any()   # so is another class of the same size
 
     def owners(y, cap):
         a = assign(f"dirichlet(alpha=0.3, cap={cap}, min_size=1)", dataset(y, 20), 10)
@@ -244,3 +250,12 @@ def test_every_split_of_the_registry_is_tested_here():
         assert splits.make(name) == split
         assert splits.make(split) is split
         assert cls.summary
+
+
+def test_the_page_on_splits_names_all_of_them_and_its_pictures_are_there():
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "splits.md").read_text(encoding="utf-8")
+    assert [n for n in [*SPLITS, *SHIFTS, *STEPS, *NAMED] if f"`{n}" not in page] == []
+    pictures = re.findall(r"\((images/[^)]+)\)", page)
+    assert len(pictures) == len(SPLITS)
+    assert all((docs / p).stat().st_size < 60_000 for p in pictures)

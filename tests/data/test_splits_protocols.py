@@ -47,8 +47,8 @@ def test_the_cap_and_the_cut_by_hand():
 
 
 def test_cut_points_by_hand():
-    # Cumulated shares .3, .65, 1 of 10: int(3) = 3, int(6.5) = 6, the last takes the rest: 3, 3, 4.
-    assert cut_points(np.array([0.3, 0.35, 0.35]), 10).tolist() == [3, 3, 4]
+    # Cumulated shares .28, .65, 1 of 10: int(2.8) = 2, int(6.5) = 6, the last takes the rest: 2, 4, 4.
+    assert cut_points(np.array([0.28, 0.37, 0.35]), 10).tolist() == [2, 4, 4]
     assert cut_points(np.array([0.0, 1.0]), 5).tolist() == [0, 5]
 
 

@@ -53,7 +53,7 @@ def test_what_holds_for_every_transform(text):
     assert torch.equal(same, data.y)
     assert torch.equal(transforms.make(transform.text, data)(data.x, data.y, key)[0], x)      # the text makes the same
     draws = any(s.draws for s in transform.steps)
-    assert torch.equal(x, plain) != draws
+    assert torch.equal(x, plain) != bool(draws)
     if draws:
         assert not torch.equal(x, transform(data.x, data.y, rng.key(1))[0])
         one = data.x[:1].expand(40, -1, -1, -1)                                  # the same image forty times
@@ -126,7 +126,7 @@ def test_rotation_stays_in_its_range_and_rot90_turns():
     x = images(300, 9, 1)
     data = dataset(x, mean=(), std=())
     out = transforms.make("rotation(degrees=30)+raw", data)(x, data.y, rng.key(0))[0].to(torch.uint8)
-    angles = (2 * rng.uniform(rng.key(rng.key(rng.key(0), "transform", 0), "angle"), (300,)) - 1) * 30
+    angles = (2 * rng.uniform(rng.key(rng.key(0), "transform"), (300,)) - 1) * 30
     assert float(angles.min()) < -25
     assert float(angles.max()) > 25
     for i in range(0, 300, 30):
@@ -138,7 +138,7 @@ def test_rotation_stays_in_its_range_and_rot90_turns():
 
 
 def test_cutout_sets_one_square_to_zero_after_normalising():
-    x = torch.full((500, 3, 12, 12), 255, dtype=torch.uint8)
+    x = torch.full((2000, 3, 12, 12), 255, dtype=torch.uint8)
     data = dataset(x)
     out = transforms.make("normalise+cutout(size=4)", data)(x, data.y, rng.key(0))[0]
     hole = out == 0
@@ -148,7 +148,26 @@ def test_cutout_sets_one_square_to_zero_after_normalising():
     # The centre c is 0 … 11 and the square c − 2 … c + 1, cut at the edges: 2 rows for c = 0, 3 for 1 and 11, else 4.
     assert set(rows.tolist()) == {2, 3, 4}
     assert float((rows == 4).float().mean()) == pytest.approx(9 / 12, abs=0.08)
+    # The first row is in the square for c = 0, 1, 2, the last for c = 10, 11.
+    assert float(hole[:, 0].any(2)[:, 0].float().mean()) == pytest.approx(3 / 12, abs=0.05)
+    assert float(hole[:, 0].any(2)[:, -1].float().mean()) == pytest.approx(2 / 12, abs=0.05)
     assert float(out[~hole].unique().numel()) == 3                              # elsewhere only the three normalised whites
+
+
+def test_a_later_step_changes_no_draw_of_an_earlier_one():
+    data = dataset()
+    alone = transforms.make("rotation", data)(data.x, data.y, rng.key(0))[0]
+    flipped = transforms.make("rotation+flip", data)(data.x, data.y, rng.key(0))[0]
+    same = (flipped == alone).flatten(1).all(1) | (flipped == alone.flip(-1)).flatten(1).all(1)
+    assert same.all()
+
+
+def test_two_steps_do_not_share_their_draws():
+    # Were they shared, two flips would undo each other in every image.
+    data = dataset()
+    twice = transforms.make("flip+flip+raw", data)(data.x, data.y, rng.key(0))[0].to(torch.uint8)
+    changed = float((twice != data.x).flatten(1).any(1).float().mean())
+    assert 0.2 < changed < 0.8                                                  # one of two flips: half of 40 images
 
 
 def test_steps_run_in_the_order_written():

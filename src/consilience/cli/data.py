@@ -138,7 +138,7 @@ def show(name: Name,
     numbers = statistics.describe(data, part)
     if save:
         save_split(data, save)
-    picture = draw_split(data, out, part) if out else None
+    picture = draw_split(data, out, part, data.description["class_names"]) if out else None
     if as_json:
         return _print_json({"description": data.description, "statistics": numbers,
                             "picture": str(picture) if picture else None,

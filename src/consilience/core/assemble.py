@@ -13,7 +13,7 @@ from .. import rng, tree
 from ..errors import ConfigError
 from .layout import Layout
 from .method import Method
-from .network import Network
+from .network import Network, Staged
 from .part import Phase, Spec
 from .policy import Policy
 from .population import Population
@@ -60,6 +60,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     spec = Spec(layout, policy, {"params": {}, "buffers": {}}, frozenset(), {}, tuple(x.shape[1:]), population.classes, clients,
                 proxy)
     module = copy.deepcopy(module).to(device)
+    if isinstance(module, nn.Sequential):
+        module = Staged(module)
     _, spec = _describe(module, [layout.features], spec, x)
     for part in method.using("build"):
         with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone

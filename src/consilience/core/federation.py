@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -98,6 +98,7 @@ class Federation:
                       for p in [*self.phases, self.plain_phase]}
         self.clients = MemoryStore(ClientState(self._fresh_tensors()))
         self.moving = self._moving_keys()
+        self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays
         self.prepared = not method.using("prepare")
 
     # ---- what is declared ------------------------------------------------------------------------------------------
@@ -127,6 +128,12 @@ class Federation:
         """Whether clients are served by models of their own rather than by the global one."""
         fresh = self.clients.fresh.tensors
         return bool(fresh["personal"] or fresh["local"] or self.method.using("personalise"))
+
+    @property
+    def personal_scoring(self) -> str:
+        """When in a client's life the model it is served by was taken."""
+        said = [p.scored for p in self.method.parts if p.scored]
+        return said[0] if said else "after aggregation, before local training"
 
     @property
     def no_global_model(self) -> str | None:
@@ -305,8 +312,11 @@ class Federation:
         report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
         heard = self.clock
         works = [LocalWork(self, i, self.client(i), ids, down[i]) for i in active]
+        done: dict[int, Outcome] = {}
         with torch.enable_grad():
-            done: dict[int, Outcome] = dict(zip(active, self.engine.run(works)))
+            for i, outcome in zip(active, self.engine.run(works)):
+                done[i] = outcome
+                self.on_client(len(done), len(active))
         self._refuse_nonfinite(ids, done, down)
         report.losses = {i: float(done[i].losses.mean()) for i in ids}
         models = [{k: w for k, w in done[i].model["params"].items() if k in self.spec.shared} for i in ids]

@@ -44,6 +44,21 @@ def key_dropout(module: nn.Module, holder: dict[str, KeySource | None]) -> None:
             module.set_submodule(name, KeyedDropout(float(layer.p), number, dims, holder))
 
 
+class Staged(nn.Module):
+    """A Sequential's stages under their own names, run in its order; what is attached later does not join the chain."""
+
+    def __init__(self, chain: nn.Sequential) -> None:
+        super().__init__()
+        self._order = tuple(chain._modules)
+        for name, stage in chain.named_children():
+            self.add_module(name, stage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self._order:
+            x = self._modules[name](x)  # type: ignore[misc]
+        return x
+
+
 class Trace:
     """What a pass showed: each point before and after the taps, what the taps noted, and the logits."""
 

@@ -46,7 +46,7 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
                 where the data set has a mean, or nothing.
     split_file  a file of `save_split`. It replaces split, clients, seed and the parts; a shift it records is applied.
     """
-    own, dataset, text = _read(source, data_dir)
+    own, dataset, text = _read(source, data_dir, clients if split is None and split_file is None else None)
     defaults: Source | type[Source] = own or Source
     about: dict[str, Any] = {"source": text, "samples": len(dataset.y), "fingerprint": fingerprint_of(dataset)}
     if split_file is not None:
@@ -77,6 +77,7 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
         about["vocabulary"] = {"size": int(x.max()) + 1, "tokens": x.shape[1]}
     batch = transforms.make(transform or defaults.default_transform or ("normalise" if dataset.mean else "none"), dataset)
     about["transform"] = batch.text
+    about["class_names"] = list(dataset.class_names)
     data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=tuple(rows), test=global_test,
                          transform=batch, description=about, task=dataset.task)
     about["hash"] = data.split_hash()
@@ -112,10 +113,11 @@ def fingerprint_of(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _read(source: str | Source | Dataset, data_dir: str | Path | None) -> tuple[Source | None, Dataset, str]:
+def _read(source: str | Source | Dataset, data_dir: str | Path | None, clients: int | None) -> tuple[Source | None, Dataset, str]:
     if isinstance(source, Dataset):
         return None, source, source.name
     own = make(source) if isinstance(source, str) else source
+    own = own.for_clients(clients) if clients is not None else own
     return own, own.read(data_dir), own.text
 
 

@@ -42,7 +42,7 @@ def draw_counts(counts: Tensor, names: Sequence[str], path: str | Path, class_na
     # A cell is as large as the page allows. Room beside the cells, in inches, is for names, title and the key.
     client_labels, class_labels = _short(names[:shown]), list(class_names) or [str(c) for c in range(classes)]
     cell = float(np.clip(9.0 / max(shown, classes), 0.095, 0.38))
-    left, bottom = 0.45 + 0.075 * max(map(len, class_labels)), 0.4 + 0.075 * _longest(client_labels)
+    left, bottom = 0.45 + 0.065 * max(map(len, class_labels)), 0.42 + 0.062 * _longest(client_labels)
     right, top = 1.15, 0.62
     width, height = max(shown * cell, 3.0), max(classes * cell, 1.3)
     page_width, page_height = left + width + right, bottom + height + top

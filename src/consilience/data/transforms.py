@@ -29,7 +29,7 @@ class Step(abc.ABC):
 
     name = ""
     summary = ""
-    draws = False                 # left out in evaluation
+    draws = 0                     # random numbers per sample; a step that draws is left out in evaluation
     moves_pixels = False
 
     def __post_init__(self) -> None:
@@ -47,8 +47,8 @@ class Step(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
-        """The batch (samples, channels, height, width) changed. Equal keys give equal draws for images and masks."""
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
+        """The batch (samples, channels, height, width) changed; u holds `draws` numbers in (0, 1) per sample."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Nothing(Step):
     def fitted(self, dataset: Dataset) -> Step:
         return self
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
         return x
 
 
@@ -72,7 +72,7 @@ class Raw(Step):
     name = "raw"
     summary = "0 … 255 as real numbers, not divided"
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
         return x.float()
 
 
@@ -102,7 +102,7 @@ class Normalise(Step):
             raise ConfigError(f"Transform 'normalise' needs positive deviations. Got {std} instead.")
         return Normalise(mean, std)
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
         x, _ = as_float(x, x, None)
         return (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
 
@@ -113,7 +113,8 @@ class Crop(Step):
 
     name = "crop"
     summary = "random crop of the padded image"
-    draws = moves_pixels = True
+    draws = 2
+    moves_pixels = True
 
     pad: int = option(4, "pixels on each side", low=1)
     mode: str = option("zero", "what the padding holds", choices=("zero", "reflect"))
@@ -125,8 +126,8 @@ class Crop(Step):
                               f"Set pad to at most {min(dataset.x.shape[2:]) - 1}.")
         return self
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
-        top, left = (rng.integers(rng.key(key, side), 2 * self.pad + 1, (len(x),)) - self.pad for side in ("top", "left"))
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
+        top, left = _whole(u, 2 * self.pad + 1) - self.pad
         return geometry.shift_window(x, top, left, reflect=self.mode == "reflect")
 
 
@@ -136,16 +137,17 @@ class Flip(Step):
 
     name = "flip"
     summary = "random mirror image"
-    draws = moves_pixels = True
+    draws = 2
+    moves_pixels = True
 
     p: float = option(0.5, "probability", low=0, high=1)
     axes: str = option("horizontal", "along which axis", choices=("horizontal", "any"))
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
-        chosen = rng.uniform(rng.key(key, "flip"), (len(x),)) < self.p
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
+        chosen = u[0] < self.p
         if self.axes == "horizontal":
             return geometry.flip(x, chosen, -1)
-        axis = rng.integers(rng.key(key, "axis"), 3, (len(x),))             # 0 left–right, 1 up–down, 2 both
+        axis = _whole(u[1], 3)                                              # 0 left–right, 1 up–down, 2 both
         return geometry.flip(geometry.flip(x, chosen & (axis != 1), -1), chosen & (axis != 0), -2)
 
 
@@ -155,12 +157,13 @@ class Rotate(Step):
 
     name = "rotation"
     summary = "random rotation"
-    draws = moves_pixels = True
+    draws = 1
+    moves_pixels = True
 
     degrees: float = option(30.0, "largest angle", low=0, high=180)
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
-        return geometry.rotate(x, (2 * rng.uniform(rng.key(key, "angle"), (len(x),)) - 1) * self.degrees)
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
+        return geometry.rotate(x, (2 * u[0] - 1) * self.degrees)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,8 @@ class QuarterTurn(Step):
 
     name = "rot90"
     summary = "random quarter turns"
-    draws = moves_pixels = True
+    draws = 1
+    moves_pixels = True
 
     def fitted(self, dataset: Dataset) -> Step:
         super().fitted(dataset)
@@ -178,8 +182,8 @@ class QuarterTurn(Step):
                               f"{dataset.x.shape[2]} × {dataset.x.shape[3]}.")
         return self
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
-        return geometry.quarter_turns(x, rng.integers(rng.key(key, "turns"), 4, (len(x),)))
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
+        return geometry.quarter_turns(x, _whole(u[0], 4))
 
 
 @dataclass(frozen=True)
@@ -188,14 +192,14 @@ class Cutout(Step):
 
     name = "cutout"
     summary = "a random square set to 0"
-    draws = True
+    draws = 2
 
     size: int = option(16, "side of the square", low=1)
 
-    def run(self, x: Tensor, key: Tensor) -> Tensor:
+    def run(self, x: Tensor, u: Tensor) -> Tensor:
         inside = []
-        for side, length in (("row", x.shape[2]), ("column", x.shape[3])):
-            first = rng.integers(rng.key(key, side), length, (len(x),))[:, None] - self.size // 2
+        for drawn, length in zip(u, x.shape[2:]):
+            first = _whole(drawn, length)[:, None] - self.size // 2
             at = torch.arange(length, device=x.device)
             inside.append((at >= first) & (at < first + self.size))
         return torch.where(inside[0][:, None, :, None] & inside[1][:, None, None, :], 0, x)
@@ -203,7 +207,11 @@ class Cutout(Step):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A transform: (x, y, key) → (x, y). Draws of a step are keyed by its place, so that two steps never share them."""
+    """A transform: (x, y, key) → (x, y).
+
+    All numbers of a batch are drawn at once, which on a device takes a fraction of the time that a draw per step takes;
+    each step has its own of them.
+    """
 
     steps: tuple[Step, ...]
     with_masks: bool = False
@@ -213,16 +221,17 @@ class Pipeline:
         return "+".join(s.text for s in self.steps)
 
     def __call__(self, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        for place, step in enumerate(self.steps):
-            if step.draws:
-                if key is None:
-                    continue
-                own = rng.key(key, "transform", place)
-                if step.moves_pixels and self.with_masks:
-                    y = step.run(y[:, None], own)[:, 0]
-                x = step.run(x, own)
-            else:
-                x = step.run(x, x)                    # draws nothing: the key is not looked at
+        numbers = sum(s.draws for s in self.steps) if key is not None else 0
+        u = rng.uniform(rng.key(key, "transform"), (numbers, len(x))) if key is not None and numbers else x.new_zeros(0)
+        at = 0
+        for step in self.steps:
+            if step.draws and key is None:
+                continue
+            own = u[at : at + step.draws]
+            at += step.draws
+            if step.moves_pixels and self.with_masks:
+                y = step.run(y[:, None], own)[:, 0]
+            x = step.run(x, own)
         return as_float(x, y, None)
 
 
@@ -272,6 +281,11 @@ def make(text: str | None, dataset: Dataset) -> Pipeline:
         else:
             raise unknown("transform", name, [*STEPS, *NAMED])
     return Pipeline(tuple(steps), dataset.task == "segmentation")
+
+
+def _whole(u: Tensor, below: int) -> Tensor:
+    """Numbers in (0, 1) as whole numbers 0 … below − 1. The largest number times `below` may round up to it."""
+    return (u * below).long().clamp(max=below - 1)
 
 
 def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor | float:

@@ -1,1 +1,1 @@
-"""Numbers that describe a run: each is a state that adds up, and a value computed from it."""
+"""What is measured: scores of models, and what they are made of."""

@@ -21,6 +21,7 @@ class Babu(Part):
     paper = "FedBABU (Oh et al., ICLR 2022)"
     helps = ("label skew",)
     departs = ("5 epochs of fine-tuning, the official option; DBE's tables use 10",)
+    scored = "after aggregation and fine-tuning"
     not_neutral = "it has no strength: the head is never trained"
     trial = {"fine_tune": 1}
 

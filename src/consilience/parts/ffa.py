@@ -48,7 +48,7 @@ class Ffa(Part):
                "momentum statistics are kept per client; stats=reset is Alg. 1, stats=averaged the release")
     neutral = {"p": 0.0}
     trial = {"p": 1.0}
-    reduce = {"stats": "stack"}
+    reduce = {"stats": "stack", "left": "stack"}
     prefers = {"weights": "uniform"}
 
     def chosen(self, layout: Layout) -> tuple[str, ...]:
@@ -73,18 +73,19 @@ class Ffa(Part):
         fill = lambda q, value: torch.full((spec.shapes[q][0],), value)
         return {q: {"mean": fill(q, mean), "std": fill(q, std)} for q in self.chosen(spec.layout)}
 
+    def _fresh(self, spec: Spec) -> Tree:
+        """Momentum statistics at their start. `left` is the weight that the start still has in them."""
+        return {"stats": self._each(spec, 0.0, 1.0), "left": {q: torch.ones(()) for q in self.chosen(spec.layout)}}
+
     def init_shared(self, spec: Spec) -> Tree:
         shared = {"variance": self._each(spec, 1.0, 1.0)}
-        return {**shared, "start": self._each(spec, 0.0, 1.0)} if self.stats == "averaged" else shared
+        return {**shared, "start": self._fresh(spec)} if self.stats == "averaged" else shared
 
     def init_kept(self, spec: Spec) -> Tree:
-        updates = {q: torch.zeros(()) for q in self.chosen(spec.layout)}
-        return {"stats": self._each(spec, 0.0, 1.0), "updates": updates}
+        return self._fresh(spec) if self.stats == "kept" else {}
 
     def init_scratch(self, c: ClientView) -> Tree:
-        if self.stats == "kept":
-            return c.kept
-        return {**c.kept, "stats": self._each(c.spec, 0.0, 1.0) if self.stats == "reset" else c.shared["start"]}
+        return {"kept": c.kept, "averaged": c.shared.get("start")}.get(self.stats) or self._fresh(c.spec)
 
     def _spread(self, variance: Tensor, over_clients: Tensor) -> Tensor:
         """Σ̂ per channel from the variance over the batch and over the clients."""
@@ -112,7 +113,7 @@ class Ffa(Part):
         return torch.where(on, jittered, x), {"on": on, "mean": mean.detach().mean(0), "std": std.detach().mean(0)}
 
     def track(self, v: StepView) -> Tree:
-        old, updates = v.scratch["stats"], v.scratch["updates"]
+        old, left = v.scratch["stats"], v.scratch["left"]
         if not v.notes:                                   # a batch of one
             return v.scratch
 
@@ -120,23 +121,25 @@ class Ffa(Part):
             now = self.momentum * old[q][kind] + (1 - self.momentum) * v.notes[q][kind]
             return torch.where(v.notes[q]["on"], now, old[q][kind])
         return {"stats": {q: {kind: moved(q, kind) for kind in stats} for q, stats in old.items()},
-                "updates": {q: n + v.notes[q]["on"] for q, n in updates.items()}}
+                "left": {q: torch.where(v.notes[q]["on"], self.momentum * n, n) for q, n in left.items()}}
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
-        stats = c.scratch["stats"]
-        if self.bias_correct:
-            left = {q: self.momentum ** n.clamp(min=1) for q, n in c.scratch["updates"].items()}
-            start = {"mean": 0.0, "std": 1.0}
-            stats = {q: {kind: (t - left[q] * start[kind]) / (1 - left[q]) for kind, t in pair.items()}
-                     for q, pair in stats.items()}
-        return c.scratch, {"stats": stats}
+        kept = c.scratch if self.stats == "kept" else {}
+        return kept, c.scratch if self.bias_correct else {"stats": c.scratch["stats"]}
+
+    def _corrected(self, stats: Tree, left: Tree) -> Tree:
+        """Statistics without what is left of their start; untouched where nothing was added yet."""
+        rest = {q: n.clamp(max=self.momentum)[:, None] for q, n in left.items()}
+        return {q: {"mean": pair["mean"] / (1 - rest[q]), "std": (pair["std"] - rest[q]) / (1 - rest[q])}
+                for q, pair in stats.items()}
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
-        stats = s.reduced["stats"]                        # clients × channels
         shared = dict(s.shared)
+        if self.stats == "averaged":                      # left averages like the statistics: both are linear in the start
+            shared["start"] = {**s.shared["start"], **tree.map(lambda x: x.mean(0), s.reduced)}
+        stats = s.reduced["stats"]                        # clients × channels
+        stats = self._corrected(stats, s.reduced["left"]) if self.bias_correct else stats
         if len(s.ids) > 1:                                # one client has no spread: the last one stays
             whole = lambda x: x.var().expand(x.shape[1]).clone()
             shared["variance"] = tree.map(whole if self.sharing == "scalar" else lambda x: x.var(0, unbiased=False), stats)
-        if self.stats == "averaged":
-            shared["start"] = tree.map(lambda x: x.mean(0), stats)
         return shared, {}

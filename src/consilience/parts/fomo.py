@@ -32,6 +32,7 @@ class Fomo(Part):
     paper = "FedFomo (Zhang et al., ICLR 2021), eq. 3"
     helps = ("label skew",)
     departs = ("the M highest affinities are sent, without ε-greedy draws",)
+    scored = "after local training, before mixing"
     not_neutral = "it has no global model"
     reduce = {"model": "stack", "gain": "stack"}
     trial = {"download": 2}
@@ -58,9 +59,11 @@ class Fomo(Part):
         return {"before": spec.model["params"]}
 
     def deliver(self, s: ServerView, client: int) -> Tree:
-        many = min(self.download, s.population)
-        best = (s.server["affinity"][client] + (s.server["has"] - 1) * 1e9).topk(many).indices
-        return {"models": tree.map(lambda t: t[best], s.server["models"]), "has": s.server["has"][best], "who": best}
+        others = s.server["has"].clone()
+        others[client] = 0.0                                  # its own model it has itself
+        many = min(self.download, int(others.sum()))
+        best = torch.where(others > 0, s.server["affinity"][client], -torch.inf).argsort(descending=True, stable=True)[:many]
+        return {"models": tree.map(lambda t: t[best], s.server["models"]), "who": best} if many else {}
 
     def receive(self, c: ClientView) -> tuple[Flat, Tree]:
         old, own = c.kept["before"], c.received["params"]
@@ -72,13 +75,14 @@ class Fomo(Part):
 
         def gain(params: Flat) -> Tensor:
             return (at(old) - at(params)) / (torch.as_tensor(tree.sq_dist(params, old)).sqrt() + 1e-5)
-        others = [tree.map(lambda t, m=m: t[m], c.download["models"]) for m in range(len(c.download["who"]))]
-        gains = torch.stack([gain(m) for m in others]) * c.download["has"]
-        weights = torch.cat([gains, gain(own)[None]]).clamp(min=0)
+        who = c.download.get("who", torch.zeros(0, dtype=torch.int64, device=c.labels().device))
+        others = [tree.map(lambda t, m=m: t[m], c.download["models"]) for m in range(len(who))]
+        gains = torch.stack([gain(m) for m in [*others, own]])
+        weights = gains.clamp(min=0)
         total = weights.sum()
         parts = weights / total.clamp(min=1e-12)
         mixed = {k: sum((w * m[k] for w, m in zip(parts, [*others, own])), torch.zeros_like(own[k])) for k in own}
-        row = gains.new_zeros(c.spec.population).index_add(0, c.download["who"], gains)
+        row = gains.new_zeros(c.spec.population).index_add(0, who, gains[:-1])
         return tree.map(lambda a, b: torch.where(total > 0, a, b), mixed, own), {"gain": row}
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:

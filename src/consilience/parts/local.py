@@ -19,6 +19,7 @@ class Local(Part):
     name = "local"
     paper = "the baseline without communication"
     helps = ("none: the reference for every client",)
+    scored = "after local training"
     not_neutral = "it removes the average that FedAvg is made of"
 
     @property

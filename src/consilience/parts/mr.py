@@ -44,7 +44,7 @@ class Mr(Part):
     departs = ("the initial mean is a proper pass over the client's data; init_mean=running is the release",
                "Table 3's noise follows FedPCL's code, which the text names: (1 − q)·mean + noise")
     neutral = {"kappa": 0.0}
-    reduce = {"mean": "weighted"}
+    reduce = {"total": "sum", "count": "sum"}
 
     def point(self, layout: Layout) -> str:
         return layout.features if self.at == "features" else self.at
@@ -59,27 +59,28 @@ class Mr(Part):
         return {"mean": torch.zeros_like(c.shared["mean"]), "steps": torch.zeros((), device=c.shared["mean"].device)}
 
     def prepare(self, c: ClientView) -> Tree:
-        mean = self._mean_of_pass(c) if self.init_mean == "pass" else self._running_mean(c)
+        mean, count = self._mean_of_pass(c) if self.init_mean == "pass" else self._running_mean(c)
         if self.noise_scale or self.noise_mix:
             noise = rng.normal(c.key, mean.shape).to(mean.device)
             mean = (1 - self.noise_mix) * mean + self.noise_scale * noise
-        return {"mean": mean}
+        return {"total": mean * count, "count": torch.tensor(float(count), device=mean.device)}
 
-    def _mean_of_pass(self, c: ClientView) -> Tensor:
+    def _mean_of_pass(self, c: ClientView) -> tuple[Tensor, int]:
         model = c.train(c.received, self.init_epochs) if self.init_epochs else c.received
         total = torch.zeros_like(c.shared["mean"])
         for x, _ in c.batches():
             total = total + c.forward(model, x).before[self.point(c.spec.layout)].sum(0)
-        return total / c.size
+        return total / c.size, c.size
 
-    def _running_mean(self, c: ClientView) -> Tensor:
+    def _running_mean(self, c: ClientView) -> tuple[Tensor, int]:
         mean = torch.zeros_like(c.shared["mean"])
-        for row in c.train_watching(c.received, self.point(c.spec.layout), max(self.init_epochs, 1)):
+        rows = c.train_watching(c.received, self.point(c.spec.layout), max(self.init_epochs, 1))
+        for row in rows:
             mean = (1 - self.momentum) * mean + self.momentum * row
-        return mean
+        return mean, c.size if len(rows) else 0          # without a step there is no running mean, and no weight
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
-        return {"mean": s.reduced["mean"]}, {}
+        return {"mean": s.reduced["total"] / s.reduced["count"]}, {}
 
     def track(self, v: StepView) -> Tree:
         now = v.trace.before[self.point(v.spec.layout)].mean(0)

@@ -19,12 +19,19 @@ class Preset:
 
 
 _LIST = (
+    Preset("local", ("local",), "Every client trains alone; nothing of the model travels."),
+    Preset("union", ("union",), "Centralised training on the pooled data of all clients."),
     Preset("fedavg", (), "Average the clients' models after local training; what every other name stands on."),
     Preset("fedavgm", ("avgm",), "FedAvg with momentum on the server."),
     Preset("fedprox", ("prox",), "FedAvg with a pull towards the received model."),
     Preset("fednova", ("nova",), "FedAvg with changes normalised by the steps made."),
+    Preset("scaffold", ("scaffold",), "Control variates against client drift."),
     Preset("feddyn", ("dyn",), "Dynamic regularisation that makes local optima agree with the global one."),
     Preset("fedcm", ("cm",), "The server's last direction mixed into every local step."),
+    Preset("moon", ("moon",), "Features near the global model's and away from the client's previous ones."),
+    Preset("mixup", ("mixup",), "Mix the samples and labels of a batch."),
+    Preset("dann", ("dann",), "Features that do not tell which client they come from."),
+    Preset("ditto", ("ditto",), "A personal model beside the global one."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),
     Preset("fedbn", ("bn",), "Normalisation layers stay on the clients."),

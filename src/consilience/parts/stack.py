@@ -93,8 +93,10 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
             classes[cls.name] = cls
             names[-1] = name if ":" in name else cls.name
         for option, value in inline.items():
-            for target in forwarded(presets[name], option) if name in presets else (f"{classes_name(name, classes)}.{option}",):
-                assign(*target.split("."), value, token)  # type: ignore[call-arg, misc]
+            own_name = find_part(name).name if ":" in name else name
+            for target in forwarded(presets[name], option) if name in presets else (f"{own_name}.{option}",):
+                part, key = target.split(".")
+                assign(part, key, value, token)
     for path, value in (settings or {}).items():
         owner, dot, option = path.partition(".")
         if not dot or not option:
@@ -108,8 +110,3 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
             assign(part, key, value, path)
     parts = tuple(build(cls, values.get(name, {}), name) for name, cls in sorted(classes.items()))
     return Stack(text, tuple(sorted(n for n in names if n != "fedavg")), parts)
-
-
-def classes_name(token: str, classes: Mapping[str, type[Part]]) -> str:
-    """The part's own name for a token, which may be a path."""
-    return find_part(token).name if ":" in token else token

@@ -31,7 +31,8 @@ def find_path(path: str, source: str, directory: str | Path | None) -> Path:
 def samples(x: Any, where: str) -> Tensor:
     """uint8 images as (N, channels, height, width), real numbers as float32, whole numbers as int64.
 
-    Images of bytes may come without channels (N, height, width) or with channels last.
+    Images of bytes may come without channels (N, height, width) or with 1, 3 or 4 channels last; 1 or 3 in the second place
+    are channels already.
     """
     x = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x)
     if x.dim() < 2:
@@ -39,7 +40,7 @@ def samples(x: Any, where: str) -> Tensor:
     if x.dtype == torch.uint8:
         if x.dim() == 3:
             x = x[:, None]
-        elif x.dim() == 4 and x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
+        elif x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3, 4):
             x = x.permute(0, 3, 1, 2)
         return x.contiguous()
     if x.is_floating_point():
@@ -56,7 +57,6 @@ def numbered(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:
     plain = [v.item() if hasattr(v, "item") else v for v in values]
     distinct = set(plain)
     try:
-        order = sorted(distinct, key=float)
         order = sorted(distinct, key=lambda v: (float(v), str(v)))
     except (TypeError, ValueError):
         order = sorted(distinct, key=str)

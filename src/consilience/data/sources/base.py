@@ -76,6 +76,10 @@ class Source:
         """Whether nothing has to be on the disk."""
         return not (self.folders or self.needs_path)
 
+    def for_clients(self, clients: int) -> Source:
+        """The source when this many clients are asked for and no split is; only generated data can oblige."""
+        return self
+
     def read(self, directory: str | Path | None = None) -> Dataset:
         """The data set, from the data directory (see `consilience.data.directory`)."""
         return self.read_folder(places.find(self, directory))

@@ -64,8 +64,9 @@ def _measured(path: Path, column: str) -> Iterator[tuple[str, str, float]]:
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             header = [" ".join(name.split()) for name in next(rows, [])]
             at = {name: i for i, name in reversed(list(enumerate(header)))}     # the first of equal names counts
-            chain = next((at[n] for n in at if n.startswith("BindingDB Target Chain Sequence")), None)
-            many = next((at[n] for n in at if n.startswith("Number of Protein Chains")), None)
+            # Newer files number the chains (… Sequence 1, … Sequence 2); rows with one chain use the first.
+            chain = next((i for i, n in enumerate(header) if n.startswith("BindingDB Target Chain Sequence")), None)
+            many = next((i for i, n in enumerate(header) if n.startswith("Number of Protein Chains")), None)
             if "Ligand SMILES" not in at or column not in at or chain is None:
                 raise DataError(f"The file {path} must have the columns 'Ligand SMILES', 'BindingDB Target Chain Sequence' "
                                 f"and {column!r}, separated by tabs. Got {header[:5]} … instead.")

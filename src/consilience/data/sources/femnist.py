@@ -73,13 +73,13 @@ class Femnist(Source):
         test = torch.cat(tests)
         return Dataset(name=self.name, x=torch.cat(images), y=torch.cat(labels), classes=62, class_names=_CLASSES,
                        official_test=test.nonzero().flatten(), roles=torch.where(test, 2, 0) if bool(test.any()) else None,
-                       groups={"writer": torch.cat(writers)}, group_names={"writer": tuple(names)}, mean=(0.9637,), std=(0.1592,))
+                       groups={"writer": torch.cat(writers)}, group_names={"writer": tuple(names)})
 
     def _emnist(self, folder: Path) -> Dataset:
         (x, y), (x_test, y_test) = (read_pair(folder / _IDX[i], folder / _IDX[i + 1], 62) for i in (0, 2))
         upright = torch.cat([x, x_test]).transpose(2, 3).contiguous()
         return Dataset(name=self.name, x=upright, y=torch.cat([y, y_test]), classes=62, class_names=_CLASSES,
-                       official_test=torch.arange(len(y), len(y) + len(y_test)), mean=(0.1736,), std=(0.3317,))
+                       official_test=torch.arange(len(y), len(y) + len(y_test)))
 
 
 def _leaf(path: Path) -> list[tuple[str, Tensor, Tensor]]:

@@ -84,7 +84,8 @@ class HuggingFace(Source):
         if values and hasattr(values[0], "convert"):        # a Pillow image
             mode = "L" if values[0].mode in ("L", "1", "I", "F") else "RGB"
             size = (self.size, self.size) if self.size else values[0].size
-            return np.stack([np.asarray(v.convert(mode) if v.size == size else v.convert(mode).resize(size)) for v in values])
+            pixels = np.stack([np.asarray(v.convert(mode) if v.size == size else v.convert(mode).resize(size)) for v in values])
+            return pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
         try:
             out = np.asarray(values)
             if out.dtype == object:

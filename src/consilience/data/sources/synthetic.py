@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,9 @@ class Synthetic(Source):
         return Dataset(name=self.name, x=x[order].contiguous(), y=y[order], classes=self.classes,
                        groups={"client": client[order]},
                        group_names={"client": tuple(str(i) for i in range(self.clients))})
+
+    def for_clients(self, clients: int) -> Synthetic:
+        return dataclasses.replace(self, clients=clients)
 
     def _sizes(self, key: Tensor) -> Tensor:
         """Samples per client, each at least 1, that add up to `samples`."""

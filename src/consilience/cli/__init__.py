@@ -1,0 +1,51 @@
+"""The command line. Errors a user can mend are printed without a traceback; the exit code says what kind they are."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.markup import escape
+
+from .. import __version__
+from ..errors import ConsilienceError
+from . import data, demo, methods, train
+from .output import err
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="Federated learning for data that differs from client to client.")
+app.command()(train.run)
+app.command()(train.compare)
+app.command()(methods.methods)
+app.command()(methods.explain)
+app.command()(demo.demo)
+app.add_typer(data.app, name="data")
+app.add_typer(methods.new_app, name="new")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"consilience {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+    """Federated learning for data that differs from client to client."""
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except ConsilienceError as error:
+        err().print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err().print("Stopped. Run the same command again to go on.")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`consilience methods`, `consilience explain` and `consilience new part`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from ..errors import ConfigError
+from ..parts.presets import PRESETS
+from ..parts.registry import PARTS
+from ..report.tables import Table
+from ..runs.explain import explain as explain_stack
+from ..runs.explain import list_methods
+from ..runs.run import build_federation, load_data
+from . import settings as s
+from .output import AsJson, Format, out, print_json, print_table
+from .templates import PART, PART_TEST
+
+new_app = typer.Typer(no_args_is_help=True, help="Start something of your own.")
+
+
+def methods(form: Format = "text", as_json: AsJson = False) -> None:
+    """List every name usable in a method: papers' methods and the parts they are made of."""
+    rows = list_methods()
+    if as_json:
+        return print_json(rows)
+    body = [[r["name"], r["kind"], "+".join(r["parts"]) if r["kind"] == "method" else "", ", ".join(r["helps"]), r["paper"]] for r in rows]
+    print_table(Table(["name", "kind", "parts", "made against", "published"], body, data=rows), form)
+
+
+def explain(method: s.Method, data: s.Data = None, split: s.Split = None, clients: s.Clients = None, model: s.Model = None,
+            taps: s.Taps = None, set_: s.Set = None, option: s.Option = None, data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
+    """Print what a method is made of: parts, hooks, state, bytes, references, departures, options and how choices are resolved."""
+    config = s.configure(None, set_, option, method=method, data=data, split=split, clients=clients, model=model, taps=taps,
+                         data_dir=data_dir)
+    document = explain_stack(config.stack(), build_federation(config, load_data(config)))
+    if as_json:
+        return print_json(document)
+    _print_explanation(document)
+
+
+def _print_explanation(d: dict[str, Any]) -> None:
+    console = out()
+    say = lambda text="": console.print(text)
+    say(f"[bold]{escape(d['method'])}[/bold]: " + (" + ".join(p["name"] for p in d["parts"]) or "no part beside averaging"))
+    for part in d["parts"]:
+        say()
+        say(f"[bold]{part['name']}[/bold]  {escape(part['idea'])}")
+        say(f"  published  {escape(part['paper'])}")
+        say(f"  hooks      {', '.join(part['hooks'])}")
+        for o in part["options"]:
+            limits = f"  ({o['range']})" if o["range"] else f"  (one of {', '.join(map(str, o['choices']))})" if o["choices"] else ""
+            say(f"  option     {part['name']}.{o['name']} = {o['value']!r}{escape(limits)}  {escape(o['doc'])}")
+        for line in part["departs"]:
+            say(f"  departs    {escape(line)}")
+        neutral = part["neutral"]
+        say(f"  neutral    {', '.join(f'{k}={v}' for k, v in neutral.items()) or 'at any setting'}" if neutral is not None else
+            f"  neutral    none: {escape(part['not_neutral'] or '')}")
+        for key, upload in part["uploads"].items():
+            secure = "could go through secure aggregation" if upload["secure_aggregation"] else "the server sees each client's"
+            say(f"  uploads    {key} ({upload['reduced']}; {secure})")
+    say()
+    m = d["model"]
+    say(f"[bold]model[/bold]  {m['parameters']:,} parameters and {m['buffers']:,} buffer entries, of which {m['travels']:,} travel")
+    for phase in d["phases"]:
+        work = "the run's local work" if phase["epochs"] is None else f"{phase['epochs']} epochs"
+        say(f"  phase {phase['name']}: {phase['keys']} tensors of {'the model' if phase['model'] == 'model' else phase['model']}, {work}")
+    for home, state in d["state"].items():
+        say(f"[bold]{home}[/bold]  {state['where']}: {state['bytes']:,} bytes")
+        shown = state["tensors"][:6]
+        for t in shown:
+            say(f"  {escape(t['path'])}  {'×'.join(map(str, t['shape'])) or 'scalar'}")
+        if len(state["tensors"]) > len(shown):
+            say(f"  … and {len(state['tensors']) - len(shown)} more")
+    t = d["traffic"]
+    say(f"[bold]traffic[/bold]  bytes per client: first round {t['first_round']['up']:,} up, {t['first_round']['down']:,} down; "
+        f"later {t['later_rounds']['up']:,} up, {t['later_rounds']['down']:,} down")
+    say("[bold]resolved[/bold]")
+    for line in d["resolves"]:
+        say(f"  {escape(line)}")
+
+
+@new_app.command("part")
+def new_part(name: Annotated[str, typer.Argument(help="The part's name: small letters, digits and underscores.", show_default=False)],
+             folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(".")) -> None:
+    """Write the short file a part starts from, and its test."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(f"A part's name has small letters, digits and underscores, and starts with a letter. Got {name!r} instead.")
+    if name in PARTS or name in PRESETS:
+        raise ConfigError(f"The name {name!r} is taken by one of ours. Choose another.")
+    cls = "".join(word.capitalize() for word in name.split("_"))
+    files = {folder / f"{name}.py": PART.format(name=name, cls=cls), folder / f"test_{name}.py": PART_TEST.format(name=name, cls=cls)}
+    for path in files:
+        if path.exists():
+            raise ConfigError(f"The file {str(path)!r} exists already. Choose another name or --folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+        out().print(f"wrote {path}")
+    out().print(f"Try it:   consilience run fedavg+{folder / name}.py:{cls} --rounds 5\nTest it:  pytest {folder / f'test_{name}.py'}")

@@ -1,0 +1,47 @@
+"""Command-line options shared by the commands that train, and how they meet a configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..runs.config import RunConfig, parse_set, read_config_file
+
+Method = Annotated[str, typer.Argument(help="Names joined by '+', as in scaffold+dbe; `consilience methods` lists them.",
+                                       show_default=False)]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML, YAML or JSON file with the same settings.")]
+Data = Annotated[str | None, typer.Option("--data", help="Data set (digits unless a file says otherwise).")]
+Split = Annotated[str | None, typer.Option("--split", help="How it is divided, as in 'dirichlet(alpha=0.1)'.")]
+Shift = Annotated[str | None, typer.Option("--shift", help="Feature shift, as in 'rotation(step=15)'.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Rounds of training.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A method's option, as in dbe.kappa=5. May be repeated.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Every draw of the run is keyed by it.")]
+Model = Annotated[str | None, typer.Option("--model", help="Model, as in \"resnet18(stem='3x3')\" or package.module:factory.")]
+Taps = Annotated[str | None, typer.Option("--taps", help="Points of your own model, as in head=fc,stages=layer1+layer2.")]
+Lr = Annotated[float | None, typer.Option("--lr", help="Local learning rate.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Samples in a batch.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs in a round.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Local steps in a round, instead of epochs.")]
+Participation = Annotated[float | None, typer.Option("--participation", help="Fraction of clients in a round, or their number.")]
+EvalEvery = Annotated[int | None, typer.Option("--eval-every", help="Score every so many rounds.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="Where steps run.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie.")]
+Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other setting of the run, as in momentum=0.9 or "
+                                                                        "weights=uniform. May be repeated.")]
+
+
+def configure(config: Path | None, set_: list[str] | None, option: list[str] | None, **given: Any) -> RunConfig:
+    """A file's settings under those of the command line."""
+    values: dict[str, Any] = read_config_file(config) if config else {}
+    settings = {**(values.pop("settings", None) or {}), **parse_set(set_ or [])}
+    for pair in option or []:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"takes name=value, as in momentum=0.9. Got {pair!r} instead.", param_hint="--option")
+        values[key.strip()] = text
+    values |= {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
+    return RunConfig.make({**values, "settings": settings})

@@ -1,0 +1,103 @@
+"""Scores of the global model and of every client's own, client by client, as sums that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.federation import Federation
+from ..core.part import Model
+from ..core.task import Task, image_dice
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over samples for each client, and how many samples each was scored on."""
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    values: dict[str, tuple[float, ...]]                        # measure -> one number per client
+    scored: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def pooled(self, measure: str) -> float | None:
+        """Mean over all samples."""
+        total = sum(self.counts)
+        return sum(v * n for v, n in zip(self.values[measure], self.counts) if n) / total if total else None
+
+    def with_samples(self, measure: str) -> dict[str, float]:
+        return {name: v for name, v, n in zip(self.names, self.values[measure], self.counts) if n}
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in a run's record. Accuracies are fractions."""
+        each = self.with_samples("accuracy")
+        if not each:
+            return {"accuracy": None, "mean": None, "worst": None, "worst_client": None, "loss": None, "per_client": {},
+                    "scored": self.scored, **self.extra}
+        worst = min(each, key=lambda name: (each[name], name))
+        more = {m: self.pooled(m) for m in self.values if m not in ("accuracy", "loss")}
+        return {"accuracy": self.pooled("accuracy"), "mean": sum(each.values()) / len(each), "worst": each[worst],
+                "worst_client": worst, "loss": self.pooled("loss"), **more, "per_client": each, "scored": self.scored, **self.extra}
+
+
+def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """One number per sample: whether it is right and its loss; for masks the share of right pixels, and Dice."""
+    if task.name == "classification":
+        return {"accuracy": (logits.argmax(1) == y).float(), "loss": F.cross_entropy(logits, y, reduction="none")}
+    predicted = logits.argmax(1)
+    dice = image_dice(predicted, y, logits.shape[1])
+    return {"accuracy": (predicted == y).float().mean((1, 2)), "loss": F.cross_entropy(logits, y, reduction="none").mean((1, 2)),
+            "dice": dice.mean(1), "dice_foreground": dice[:, 1:].mean(1)}
+
+
+def _sums(fed: Federation, number: int, model: Model, taps: bool, rows: Tensor, owner: Tensor, owners: int) -> dict[str, Tensor]:
+    """Sums per owner of every measure, over the rows given."""
+    totals: dict[str, Tensor] = {}
+    state, start = fed.client(number), 0
+    for x, y in fed.samples.batches(rows):
+        logits = fed.look(number, state, model, x, False, taps).logits
+        whose = owner[start: start + len(y)].to(fed.device)
+        start += len(y)
+        for measure, values in per_sample(fed.population.task, logits, y).items():
+            if measure not in totals:
+                totals[measure] = torch.zeros(owners, dtype=torch.float64, device=fed.device)
+            totals[measure].index_add_(0, whose, values.double())
+    return totals
+
+
+def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[int], scored: str, **extra: Any) -> Scores:
+    values = {m: tuple((t.cpu() / torch.tensor([max(n, 1) for n in counts])).tolist()) for m, t in totals.items()}
+    nothing = (0.0,) * len(counts)
+    return Scores(tuple(names), tuple(counts), values or {"accuracy": nothing, "loss": nothing}, scored, extra)
+
+
+def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str) -> Scores:
+    """One model, without any client's personal state, on rows of several owners at once."""
+    counts = [len(r) for r in rows]
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
+    return _scores(_sums(fed, 0, model, False, torch.cat(list(rows)), owner, len(rows)), names, counts, scored)
+
+
+def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
+    """The global model on every client's rows."""
+    return score_model(fed, fed.model, rows, names, "after aggregation, before local training")
+
+
+def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
+    """Every client's own model on its own rows. Where nothing is personal that is the global model."""
+    if not fed.personal:
+        return score_global(fed, rows, names)
+    totals: dict[str, list[float]] = {}
+    for number, own in enumerate(rows):
+        if len(own):
+            model, taps = fed.personal_model(number)
+            sums = _sums(fed, number, model, taps, own, torch.zeros(len(own), dtype=torch.int64), 1)
+            for measure, total in sums.items():
+                totals.setdefault(measure, [0.0] * len(rows))[number] = float(total)
+    counts = [len(r) for r in rows]
+    return _scores({m: torch.tensor(t, dtype=torch.float64) for m, t in totals.items()}, names, counts, fed.personal_scoring)

@@ -1,0 +1,71 @@
+"""A table that can be had as Markdown, LaTeX, CSV, JSON, or on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from ..errors import unknown
+
+FORMATS = ("text", "markdown", "latex", "csv", "json")
+_LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+          "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "κ": r"$\kappa$",
+          "μ": r"$\mu$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "≥": r"$\geq$", "≤": r"$\leq$"}
+
+
+@dataclass
+class Table:
+    """Rows of text under a header. `data` holds the same as numbers, for JSON."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    data: list[dict[str, Any]] = field(default_factory=list)
+
+    def render(self, form: str) -> str:
+        if form not in FORMATS:
+            raise unknown("table format", form, FORMATS)
+        return {"text": self.plain, "markdown": self.markdown, "latex": self.latex, "csv": self.csv, "json": self.json}[form]()
+
+    def plain(self) -> str:
+        widths = [max(len(str(r[i])) for r in [self.header, *self.rows]) for i in range(len(self.header))]
+        line = lambda cells: "  ".join(str(c).ljust(w) for c, w in zip(cells, widths)).rstrip()
+        out = [line(self.header), "  ".join("-" * w for w in widths), *(line(r) for r in self.rows)]
+        return "\n".join([*([self.title, ""] if self.title else []), *out, *(["", *self.notes] if self.notes else [])])
+
+    def markdown(self) -> str:
+        line = lambda cells: "| " + " | ".join(str(c).replace("|", r"\|") for c in cells) + " |"
+        out = [line(self.header), "|" + "---|" * len(self.header), *(line(r) for r in self.rows)]
+        return "\n".join([*([f"**{self.title}**", ""] if self.title else []), *out, *(["", *self.notes] if self.notes else [])])
+
+    def latex(self) -> str:
+        """For the booktabs package."""
+        safe = lambda text: "".join(_LATEX.get(ch, ch) for ch in str(text))
+        line = lambda cells: " & ".join(safe(c) for c in cells) + r" \\"
+        body = [r"\begin{tabular}{l" + "r" * (len(self.header) - 1) + "}", r"\toprule", line(self.header), r"\midrule",
+                *(line(r) for r in self.rows), r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *(f"% {n}" for n in self.notes)])
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        return out.getvalue().rstrip("\n")
+
+    def json(self) -> str:
+        return json.dumps(self.data or [dict(zip(self.header, r)) for r in self.rows], indent=1, default=list)
+
+    def rich(self) -> RichTable:
+        table = RichTable(title=self.title or None, title_justify="left", caption="\n".join(self.notes) or None,
+                          caption_justify="left", header_style="bold")
+        for i, name in enumerate(self.header):
+            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        for row in self.rows:
+            table.add_row(*(str(c) for c in row))
+        return table

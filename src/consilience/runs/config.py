@@ -1,0 +1,157 @@
+"""Settings of a run: one flat set of names, the same in Python, in a file and on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.policy import Policy
+from ..errors import ConfigError, did_you_mean
+from ..options import build, check, option
+from ..parts.stack import Stack, parse_stack
+
+
+@dataclass(frozen=True)
+class _RunOnly:
+    """What a run needs beside its policy."""
+
+    method: str = option("fedavg", "names joined by '+', as in scaffold+dbe")
+    data: str = option("digits", "the data set; `consilience data list` shows the names")
+    split: str | None = option(None, "how it is divided among clients, as in dirichlet(alpha=0.1); none: the data set's own")
+    clients: int | None = option(None, "number of clients; none: the data set's own", low=1)
+    shift: str | None = option(None, "what makes clients differ in their inputs, as in rotation(step=15)")
+    train: float | None = option(None, "fraction of a client's samples to train on", low=0.0, high=1.0)
+    validation: float | None = option(None, "fraction of a client's samples for validation", low=0.0, high=1.0)
+    test: str | None = option(None, "what is tested: clients, global, both or published")
+    pool: str | None = option(None, "which samples are divided: train, or all")
+    transform: str | None = option(None, "what is done to a batch, as in crop+flip+normalise")
+    split_file: str | None = option(None, "a saved split to use instead")
+    data_seed: int | None = option(None, "seed of the split; none: the run's seed", low=0)
+    data_dir: str | None = option(None, "where data sets lie; none: CONSILIENCE_DATA or a folder of the user's")
+    proxy: str | None = option(None, "a public data set for parts that need one (fedbr with pseudo=mixture)")
+    model: str | None = option(None, "the model, as in resnet18(stem='3x3') or package.module:factory; none: the data set's own")
+    taps: str | None = option(None, "points of a model of your own, as in head=classifier,stages=layer1+layer2")
+    pretrained: str | None = option(None, "initial weights from a safetensors file")
+    rounds: int = option(30, "rounds of training", low=1)
+    eval_every: int = option(1, "score every so many rounds, and after the last", low=1)
+    patience: int = option(0, "stop after so many scorings without a better validation score; 0: never", low=0)
+    engine: str = option("auto", "where steps run", choices=("auto", "sequential"))
+    device: str = option("auto", "cpu, cuda, cuda:1 …; auto: cuda where there is one")
+
+    def __post_init__(self) -> None:
+        check(self, "the run")
+
+
+_POLICY = {f.name for f in dataclasses.fields(Policy)}
+_RUN = {f.name for f in dataclasses.fields(_RunOnly)}
+_PLACES = ("data_dir",)                     # differ between machines without changing a result
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A validated configuration. `settings` are the method's options by path: {'dbe.kappa': 5}."""
+
+    run: _RunOnly = field(default_factory=_RunOnly)
+    policy: Policy = field(default_factory=Policy)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def names() -> list[str]:
+        return sorted(_POLICY | _RUN | {"settings"})
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any]) -> RunConfig:
+        """From loose values; unknown names are refused with the nearest ones."""
+        for key in values:
+            if key not in _POLICY and key not in _RUN and key != "settings":
+                raise ConfigError(f"The run has no option {key!r}.{did_you_mean(key, cls.names())}")
+        config = cls(build(_RunOnly, {k: v for k, v in values.items() if k in _RUN}, "the run"),
+                     build(Policy, {k: v for k, v in values.items() if k in _POLICY}, "the run"),
+                     flatten_settings(values.get("settings") or {}))
+        config.stack().method()              # a wrong method or setting, or a refused combination, is said now
+        if config.run.patience and not config.run.validation and config.run.test != "published":
+            raise ConfigError("The 'patience' option of the run needs validation samples: set validation=0.1 or so.")
+        return config
+
+    def stack(self) -> Stack:
+        return parse_stack(self.run.method, self.settings)
+
+    def replace(self, **values: Any) -> RunConfig:
+        return RunConfig.make({**self.flat(), **values})
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by their flat names, defaults included."""
+        return {**dataclasses.asdict(self.run), **dataclasses.asdict(self.policy), "settings": dict(self.settings)}
+
+    def portable(self) -> dict[str, Any]:
+        """What decides the result: all settings, without this machine's places."""
+        return {k: v for k, v in self.flat().items() if k not in _PLACES}
+
+    def digest(self) -> str:
+        """A short hash of what decides the result."""
+        text = json.dumps(self.portable() | {"method": self.stack().canonical}, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'dbe': {'kappa': 5}} and {'dbe.kappa': 5} mean the same."""
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"The 'settings' of the run must be a table of part.option = value. Got {settings!r} instead.")
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            out.update(flatten_settings(value, path + "."))
+        else:
+            out[path] = value
+    return out
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """Settings from a TOML, YAML or JSON file, by its ending."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"There is no configuration file {str(path)!r}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            values = yaml.safe_load(text)
+        elif path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            raise ConfigError(f"The configuration file {str(path)!r} must end in .toml, .yaml, .yml or .json.")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"The configuration file {str(path)!r} must hold a table of settings.")
+    return values
+
+
+def parse_set(pairs: list[str]) -> dict[str, Any]:
+    """--set part.option=value, read as YAML reads a value."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        path, equals, text = pair.partition("=")
+        if not equals or "." not in path:
+            raise ConfigError(f"--set takes part.option=value, as in --set dbe.kappa=5. Got {pair!r} instead.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        # YAML 1.1 reads 1e-3 as text; numbers written so are numbers
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        out[path.strip()] = value
+    return out

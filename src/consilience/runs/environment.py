@@ -1,0 +1,40 @@
+"""Where a run ran: versions, hardware, state of the source. Recorded beside the results, never part of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("consilience", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit and whether files were changed, when the package is used from a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        def ask(*args: str) -> str:
+            command = ["git", "-C", str(here), *args]
+            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def describe_environment(device: torch.device, engine: str) -> dict[str, Any]:
+    return {"python": sys.version.split()[0], "platform": platform.platform(), "packages": {p: _version(p) for p in _PACKAGES},
+            "engine": engine, "device": str(device), "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "threads": torch.get_num_threads(), "cpus": os.cpu_count(), "git": _git_state()}

@@ -1,0 +1,88 @@
+"""Writing files so that a power cut leaves either the old or the new one, and reading tensors without pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ..errors import ConsilienceError, DataError
+
+
+class DiskError(ConsilienceError):
+    """The disk refused: full, read-only, or not permitted. What was written before stays."""
+
+    exit_code = 4
+
+
+@contextlib.contextmanager
+def disk(what: str, path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal into a message a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(f"Cannot {what} {str(path)!r}: {error.strerror or error}. What was written before is intact; "
+                        "free some space or choose another folder, then run the same command again.") from error
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename durable; some systems cannot open folders."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file atomically."""
+    with disk("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.draft")
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1, default=list, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"There is no file {str(path)!r}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"The file {str(path)!r} is damaged: {error}.") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Write a safetensors file, keys sorted and no metadata, so that equal tensors give equal bytes. Returns its hash."""
+    content = save({k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)})
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file, checking its hash where one is known."""
+    try:
+        if sha256 is not None and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise DataError(f"The file {str(path)!r} is damaged: its contents do not match the recorded hash.")
+        return load_file(str(path))
+    except FileNotFoundError:
+        raise DataError(f"There is no file {str(path)!r}.") from None
+    except SafetensorError as error:
+        raise DataError(f"The file {str(path)!r} is damaged: {error}.") from None

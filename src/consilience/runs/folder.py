@@ -1,0 +1,201 @@
+"""A run's folder: what it was asked, what it recorded, where it can go on, and what it trained.
+
+    config.json environment.json records.jsonl checkpoints/ final/ best/ done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .. import tree
+from ..core.federation import Federation
+from ..core.snapshot import restore, snapshot
+from ..data import FederatedData
+from ..errors import ConfigError, DataError
+from .environment import describe_environment
+from .files import disk, read_json, read_tensors, write_json, write_tensors
+from .lock import folder_lock
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+    from .result import Result
+
+CHECKPOINT_SHARE = 0.1        # at most this share of the time goes into checkpoints
+KEEP = 2                      # newest checkpoints kept
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Same configuration and seed, same name."""
+    name = "".join(ch if ch.isalnum() or ch in "+-_." else "-" for ch in config.stack().canonical)
+    source = config.run.data.partition("(")[0]
+    return Path("runs") / f"{name[:60]}-{source}-{config.digest()}-seed{config.policy.seed}"
+
+
+class RunFolder:
+    """One run on disk. Every file is written atomically; records are appended line by line."""
+
+    def __init__(self, path: str | Path, again: bool = False) -> None:
+        self.path, self.again = Path(path), again
+        self._last, self._cost, self._best = 0.0, 0.0, float("-inf")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with folder_lock(self.path):
+            yield
+
+    @property
+    def done(self) -> bool:
+        return (self.path / "done").is_file()
+
+    def open(self, result: Result, config: RunConfig) -> bool:
+        """Start, or go on where an earlier process stopped. False when the run is finished and only had to be read."""
+        fed = result.federation
+        if self.again:
+            self._clear()
+        known = self.path / "config.json"
+        if known.is_file():
+            self._check_same(read_json(known), result)
+        elif any(p.name != ".lock" for p in self.path.iterdir()):
+            raise ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
+        else:
+            write_json(known, {"method": result.method, "config": result.config, "data": result.data, "places":
+                               {"data_dir": config.run.data_dir}})
+        write_json(self.path / "environment.json", describe_environment(fed.device, "sequential"))
+        start = self.restore_newest(fed)
+        result.records.extend(self._cut_records(start))
+        for record in result.records:
+            self._best = max(self._best, _validation(record))
+        if self.done:
+            result.stopped = read_json(self.path / "done")["stopped"]
+        return not self.done
+
+    def _check_same(self, old: dict[str, Any], result: Result) -> None:
+        new = json.loads(json.dumps({"config": result.config, "data": result.data}, default=list))
+        for part in ("config", "data"):
+            for key in sorted(old[part].keys() | new[part].keys()):
+                if old[part].get(key) != new[part].get(key):
+                    raise ConfigError(f"The folder {str(self.path)!r} holds a run with {key} = {old[part].get(key)!r}, not "
+                                      f"{new[part].get(key)!r}. Choose another --out, or --again to run anew.")
+
+    def _clear(self) -> None:
+        with disk("empty", self.path):
+            for name in ("done", "config.json", "environment.json", "records.jsonl", "checkpoints", "final", "best"):
+                target = self.path / name
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+    # ---- records ---------------------------------------------------------------------------------------------------
+
+    def append(self, record: dict[str, Any]) -> None:
+        path = self.path / "records.jsonl"
+        with disk("append to", path), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _cut_records(self, last_round: int) -> list[dict[str, Any]]:
+        """Records up to the checkpoint. Later rounds will be run again and give the same; a torn last line is dropped."""
+        path = self.path / "records.jsonl"
+        if not path.is_file():
+            return []
+        kept = [r for r in read_records(path) if r["round"] <= last_round]
+        draft = path.with_name(".records.draft")
+        with disk("write", path):
+            draft.write_text("".join(json.dumps(r, allow_nan=False) + "\n" for r in kept), encoding="utf-8")
+            os.replace(draft, path)
+        return kept
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self, fed: Federation, force: bool = False) -> None:
+        """Write a checkpoint unless that would take too large a share of the time."""
+        start = time.monotonic()
+        if not force and self._cost and start - self._last < self._cost / CHECKPOINT_SHARE:
+            return
+        tensors, meta = snapshot(fed)
+        folder = self.path / "checkpoints" / f"round-{fed.round_number:06d}"
+        draft = folder.with_name(f".draft-{folder.name}")
+        with disk("write the checkpoint", folder):
+            shutil.rmtree(draft, ignore_errors=True)
+            sha256 = write_tensors(draft / "state.safetensors", tensors)
+            write_json(draft / "state.json", {"sha256": sha256, "meta": meta})
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(draft, folder)
+            for old in self._checkpoints()[KEEP:]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._last = time.monotonic()
+        self._cost = self._last - start
+
+    def _checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return sorted((self.path / "checkpoints").glob("round-*"), reverse=True)
+
+    def restore_newest(self, fed: Federation) -> int:
+        """Put the newest sound checkpoint into the federation; returns its round, or −1 to start from the beginning."""
+        damaged = []
+        for folder in self._checkpoints():
+            try:
+                about = read_json(folder / "state.json")
+                restore(fed, read_tensors(folder / "state.safetensors", about["sha256"]), about["meta"])
+                return fed.round_number
+            except (DataError, KeyError) as error:
+                damaged.append(str(error))
+        if damaged and self.done:
+            raise DataError(f"No checkpoint of the finished run in {str(self.path)!r} can be read ({damaged[0]}) "
+                            "Run it anew with --again.")
+        return -1
+
+    # ---- what was trained ------------------------------------------------------------------------------------------
+
+    def keep_best(self, result: Result, data: FederatedData, record: dict[str, Any]) -> None:
+        """Beside the last models, those of the best validation score."""
+        if _validation(record) > self._best:
+            self._best = _validation(record)
+            self._write_models("best", result, data)
+
+    def _write_models(self, name: str, result: Result, data: FederatedData) -> None:
+        fed = result.federation
+        write_tensors(self.path / name / "global.safetensors", result.global_model)
+        if fed.personal and not fed.pooled:
+            for number, client in enumerate(data.clients):
+                homes = fed.client(number).tensors
+                own: dict[str, Tensor] = dict(tree.paths({"personal": homes["personal"], "local": homes["local"]}))
+                write_tensors(self.path / name / "clients" / f"{safe_name(client.name)}.safetensors", own)
+
+    def finish(self, result: Result, data: FederatedData) -> None:
+        self.checkpoint(result.federation, force=True)
+        self._write_models("final", result, data)
+        write_json(self.path / "done", {"stopped": result.stopped, "summary": result.summary()})
+
+
+def _validation(record: dict[str, Any]) -> float:
+    score = (record.get("validation") or {}).get("accuracy")
+    return float("-inf") if score is None else score
+
+
+def safe_name(name: str) -> str:
+    """A client's name as a file name."""
+    plain = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in name)
+    return plain if plain == name and not plain.startswith(".") else f"{plain.lstrip('.')}-{zlib.crc32(name.encode()):08x}"
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Records of a run, finished or not. A last line cut off by a power failure is left out."""
+    out: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            out.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise DataError(f"The file {str(path)!r} is damaged in line {number}.") from None
+    return out

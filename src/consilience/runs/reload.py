@@ -1,0 +1,58 @@
+"""Open a run's folder again: its settings, its data, its records and the federation as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.federation import Federation
+from ..data import FederatedData
+from ..errors import ConfigError, DataError
+from .config import RunConfig
+from .files import read_json
+from .folder import RunFolder, read_records
+from .run import build_federation, load_data
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run read back. The federation stands at the newest sound checkpoint."""
+
+    path: Path
+    config: RunConfig
+    about: dict[str, Any]                  # what the run knew of its data
+    records: list[dict[str, Any]]
+    data: FederatedData
+    federation: Federation
+
+    @property
+    def done(self) -> bool:
+        return (self.path / "done").is_file()
+
+
+def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration a run's folder holds, and what it says of its data."""
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.")
+    stored = read_json(path / "config.json")
+    values = {**stored["config"], **{k: v for k, v in stored.get("places", {}).items() if v is not None}}
+    if data_dir is not None:
+        values["data_dir"] = data_dir
+    return RunConfig.make(values), stored["data"]
+
+
+def open_run(path: str | Path, data_dir: str | None = None) -> OpenedRun:
+    """Read a run back, finished or not. The data must be what the run was trained on, split the same."""
+    path = Path(path)
+    config, about = read_run_config(path, data_dir)
+    data = load_data(config)
+    if data.split_hash() != about["hash"]:
+        raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "
+                        f"{about['hash']}. Was the data set changed?")
+    fed = build_federation(config, data)
+    if RunFolder(path).restore_newest(fed) < 0:
+        raise DataError(f"The folder {str(path)!r} holds no checkpoint that can be read.")
+    records = read_records(path / "records.jsonl") if (path / "records.jsonl").is_file() else []
+    return OpenedRun(path, config, about, records, data, fed)

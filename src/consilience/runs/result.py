@@ -1,0 +1,81 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..core.federation import Federation
+
+
+@dataclass
+class Result:
+    """Records of every round and the trained federation."""
+
+    config: dict[str, Any]                       # merged and validated
+    method: str                                  # the stack in canonical order
+    data: dict[str, Any]                         # what the data set says of itself, with the split's hash
+    records: list[dict[str, Any]]                # round 0 is preparation, where the method has one
+    federation: Federation = field(repr=False)
+    names: tuple[str, ...] = ()
+    stopped: str = "all rounds done"
+    measured: dict[str, Any] = field(default_factory=dict)     # times, host, paths: what may differ between equal runs
+
+    @property
+    def global_model(self) -> dict[str, Tensor]:
+        """The final global model's state dict."""
+        return {**self.federation.model["params"], **self.federation.model["buffers"]}
+
+    def personal_state(self, client: str | int) -> dict[str, Tensor]:
+        """What a client keeps for itself: personal tensors and model keys that do not travel."""
+        from .. import tree
+        number = client if isinstance(client, int) else self.names.index(client)
+        homes = self.federation.client(number).tensors
+        return dict(tree.paths({"personal": homes["personal"], "local": homes["local"]}))
+
+    @property
+    def scored(self) -> list[dict[str, Any]]:
+        """Records of rounds in which models were scored."""
+        return [r for r in self.records if r.get("personalised")]
+
+    def summary(self) -> dict[str, Any]:
+        """The last scores and the best ones, labelled."""
+        return summarise(self.records, self.stopped)
+
+    def document(self) -> dict[str, Any]:
+        """One JSON-able document. What may differ between equal runs stands under `measured` alone."""
+        records = [{k: v for k, v in r.items() if k != "measured"} for r in self.records]
+        rounds = [{"round": r["round"], **r["measured"]} for r in self.records if "measured" in r]
+        return {"method": self.method, "config": self.config, "data": self.data, "records": records, "summary": self.summary(),
+                "measured": {**self.measured, "rounds": rounds}}
+
+
+def headline(record: dict[str, Any]) -> dict[str, Any]:
+    """The score a method stands for: its clients' own models where it has them, else the global one."""
+    return record["personalised"] or record["global"] or {}
+
+
+def summarise(records: list[dict[str, Any]], stopped: str) -> dict[str, Any]:
+    scored = [r for r in records if r.get("personalised")]
+    out: dict[str, Any] = {"rounds": max((r["round"] for r in records), default=0), "stopped": stopped}
+    if not scored:
+        return out
+    last = scored[-1]
+    test = lambda r: headline(r)["accuracy"]
+
+    def short(r: dict[str, Any]) -> dict[str, Any]:
+        own = {"global": r["global"], "personalised": r["personalised"]}
+        return {"round": r["round"], **{k: {m: s[m] for m in ("accuracy", "mean", "worst", "loss", "test")} if s else None
+                                        for k, s in own.items()}}
+    out["last"] = short(last)
+    if test(last) is not None:
+        out["best_by_test"] = short(max(scored, key=lambda r: (test(r), -r["round"])))
+        top = sorted((test(r) for r in scored), reverse=True)[:5]
+        out["mean_of_best_five"] = sum(top) / len(top)
+    judged = [r for r in scored if r.get("validation") and r["validation"]["accuracy"] is not None]
+    if judged:
+        out["best_by_validation"] = short(max(judged, key=lambda r: (r["validation"]["accuracy"], -r["round"])))
+    out["bytes_up"], out["bytes_down"] = sum(r["bytes_up"] for r in records), sum(r["bytes_down"] for r in records)
+    return out

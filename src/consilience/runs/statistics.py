@@ -1,0 +1,62 @@
+"""Summaries over seeds: mean ± standard deviation, and paired differences with an interval and a test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (divided by n − 1); the latter is None for one value."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    def text(self, digits: int = 3) -> str:
+        return f"{self.mean:.{digits}f}" + (f" ± {self.std:.{digits}f}" if self.std is not None else "")
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Over seeds that have the value; None where none has."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None, len(known))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Difference to a reference over the same seeds: Student's t interval and two-sided test on the differences."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    n: int
+    level: float = 0.95
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paired(values: Sequence[float | None], reference: Sequence[float | None], level: float = 0.95) -> Paired | None:
+    """Seed by seed; pairs with a missing value are left out. With one pair there is no interval."""
+    differences = np.array([a - b for a, b in zip(values, reference) if a is not None and b is not None])
+    n = len(differences)
+    if n == 0:
+        return None
+    mean = float(differences.mean())
+    if n == 1:
+        return Paired(mean, None, None, None, 1, level)
+    error = float(differences.std(ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * error
+    if error == 0:
+        return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0, n, level)
+    return Paired(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean / error), n - 1)), n, level)

@@ -1,0 +1,139 @@
+"""One name everywhere, imports that point one way, and parts that stay small."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import consilience
+from consilience.parts import PARTS, find_part, parse_stack
+from consilience.testing import run_tiny, state_of, trial
+
+ROOT = Path(consilience.__file__).parent
+NAMES = sorted(PARTS)
+HOMES = ("kept", "personal")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_name_everywhere(name: str) -> None:
+    """File = class attribute = registry key = token of a stack."""
+    cls = PARTS[name]
+    assert cls.name == name
+    assert cls.__module__ == f"consilience.parts.{name}"
+    assert Path(inspect.getfile(cls)).stem == name
+    assert find_part(name) is cls
+    assert [p.name for p in parse_stack(name).parts] == [name]
+
+
+def test_every_file_is_a_part_or_a_known_helper() -> None:
+    files = {p.stem for p in (ROOT / "parts").glob("*.py")}
+    assert files - set(NAMES) == {"__init__", "registry", "presets", "stack", "_reasons"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_stands_under_the_name_of_the_part(name: str) -> None:
+    """Beside the model of the run, whatever a part keeps anywhere is found under its own name."""
+    base = set(state_of(run_tiny(rounds=1)))
+    for path in set(state_of(run_tiny([trial(PARTS[name])], rounds=1))) - base:
+        home, *rest = path.split("/")
+        if home in ("shared", "server"):
+            owner = rest[0]
+        elif home == "model":                      # what is attached, or a head that replaces the model's
+            owner = rest[1].split(".")[0]
+            owner = name if owner == "head" else owner
+        else:
+            _, kind, *inner = rest
+            owner = inner[0] if kind in HOMES else name      # local, previous: keys of the model
+        assert owner == name, path
+
+
+def _imports(path: Path) -> list[str]:
+    """Names of modules a file imports anywhere, ours as 'consilience.…'."""
+    package = ["consilience", *path.relative_to(ROOT).parent.parts]
+    out = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            out += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            out += [f"{stem}.{alias.name}" for alias in node.names] if stem in (".".join(base), "consilience") else [stem]
+    return out
+
+
+def _ours(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in _imports(path) if name.startswith("consilience.")}
+
+
+BASE = {"tree", "rng", "errors", "options"}
+MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "rng.py": set(), "options.py": {"errors"},
+              "core": BASE | {"core"}, "parts": BASE | {"core", "parts"}, "engines": BASE | {"core", "engines"}}
+BELOW_RUNS = ("data", "models", "metrics")
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_imports_point_one_way(layer: str) -> None:
+    """tree, rng ← core ← parts; core ← engines."""
+    files = [ROOT / layer] if layer.endswith(".py") else sorted((ROOT / layer).rglob("*.py"))
+    assert files
+    for path in files:
+        wrong = _ours(path) - MAY_IMPORT[layer]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("layer", BELOW_RUNS)
+def test_data_models_and_metrics_know_no_parts_and_no_runs(layer: str) -> None:
+    for path in sorted((ROOT / layer).rglob("*.py")):
+        wrong = _ours(path) & {"parts", "engines", "runs", "report", "cli", "recipes"}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+ONLY_IN = {"flwr": "engines/flower", "ray": "engines/ray", "typer": "cli"}
+
+
+def test_heavy_libraries_have_one_place() -> None:
+    for path in sorted(ROOT.rglob("*.py")):
+        where = str(path.relative_to(ROOT).with_suffix(""))
+        for library, place in ONLY_IN.items():
+            if any(name.split(".")[0] == library for name in _imports(path)):
+                assert where.startswith(place), f"{where} imports {library}"
+
+
+def test_core_reads_and_writes_no_files() -> None:
+    for path in sorted((ROOT / "core").glob("*.py")):
+        wrong = {n.split(".")[0] for n in _imports(path)} & {"os", "io", "json", "pathlib", "pickle", "shutil", "yaml", "sklearn"}
+        assert not wrong, f"{path.name} imports {sorted(wrong)}"
+        assert not [n for n in ast.walk(ast.parse(path.read_text()))
+                    if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("open", "print")]
+
+
+def test_core_knows_no_part_by_name() -> None:
+    """No string in core equals the name of a part or of a preset."""
+    from consilience.parts.presets import PRESETS
+    words = (set(PARTS) | set(PRESETS)) - {"local", "cosine"}      # also a BatchNorm policy, and a schedule
+    for path in sorted((ROOT / "core").glob("*.py")):
+        found = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        assert not found & words, f"{path.name}: {sorted(found & words)}"
+
+
+def _code_lines(name: str) -> int:
+    """Lines of the class that are neither blank, comment nor docstring."""
+    source = inspect.getsource(PARTS[name])
+    docs = {n.lineno + i for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) for n in node.body[:1] for i in range(n.end_lineno - n.lineno + 1)}  # type: ignore[operator]
+    lines = source.splitlines()
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and i not in docs for i, line in enumerate(lines, 1))
+
+
+@pytest.mark.parametrize(("name", "most"), [("prox", 12), ("moon", 35)])
+def test_small_ideas_stay_small(name: str, most: int) -> None:
+    assert _code_lines(name) <= most
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_part_is_large(name: str) -> None:
+    assert len(Path(inspect.getfile(PARTS[name])).read_text().splitlines()) <= 160
+    assert _code_lines(name) <= 150

@@ -1,0 +1,48 @@
+"""GroupDRO: clients' weights by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from quadratic import scalars, weight
+
+from consilience.parts.dro import Dro
+from consilience.testing import run_tiny
+
+
+def test_weights_by_hand():
+    # a = (1, 2), one step, η = 0.1, start 0. Losses ½a²: 0.5 and 2. With η_q = 1: q = (e^0.5, e²).
+    # w_i = (0.1, 0.2), w = (e^0.5·0.1 + e²·0.2)/(e^0.5 + e²).
+    fed = scalars([Dro(eta=1.0)], [1.0, 2.0], [1, 1])
+    fed.round()
+    q = [math.exp(0.5), math.exp(2.0)]
+    w = (q[0] * 0.1 + q[1] * 0.2) / sum(q)
+    assert weight(fed) == pytest.approx(w, abs=1e-6)
+    assert fed.server["dro"]["q"].tolist() == pytest.approx(q, rel=1e-5)
+
+
+def test_weights_stay_with_the_clients_number():
+    fed = scalars([Dro(eta=0.5)], [1.0, 2.0, 4.0], [1, 1, 1])
+    q, w = [1.0, 1.0, 1.0], 0.0
+    for cohort in ([0, 2], [1], [1, 2]):
+        for i in cohort:
+            q[i] *= math.exp(0.5 * 0.5 * (w - (1.0, 2.0, 4.0)[i]) ** 2)
+        ends = {i: w + 0.1 * ((1.0, 2.0, 4.0)[i] - w) for i in cohort}
+        w = sum(q[i] * ends[i] for i in cohort) / sum(q[i] for i in cohort)
+        fed.round(cohort)
+        assert weight(fed) == pytest.approx(w, abs=1e-5)
+        assert fed.server["dro"]["q"].tolist() == pytest.approx(q, rel=1e-4)
+
+
+@pytest.mark.parametrize(("loss_of", "loss"), [("round", (0.5 + 0.405) / 2), ("first", 0.5)])
+def test_which_loss(loss_of, loss):
+    # two steps at a = 1: losses ½·1² and ½·0.9²
+    fed = scalars([Dro(eta=1.0, loss_of=loss_of)], [1.0], [2])
+    fed.round()
+    assert fed.server["dro"]["q"].item() == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+def test_statistics_keep_the_runs_weights():
+    a, b = run_tiny([Dro(eta=5.0)], rounds=1), run_tiny(rounds=1)
+    assert all(a.model["buffers"][k].equal(v) for k, v in b.model["buffers"].items())

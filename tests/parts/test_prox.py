@@ -1,0 +1,50 @@
+"""FedProx: the pull, by hand on a parabola."""
+
+from __future__ import annotations
+
+import pytest
+from one_step import ONE, check_step
+from quadratic import scalars, weight
+
+from consilience.parts.local import Local
+from consilience.parts.per import Per
+from consilience.parts.prox import Prox
+from consilience.testing import differences, run_tiny, tiny_federation
+
+
+def test_pull_by_hand():
+    # a = 1, w⁰ = 0, η = 0.1, μ = 2.
+    # step 1: g = (0 − 1) + 2·0 = −1            → w = 0.1
+    # step 2: g = (0.1 − 1) + 2·0.1 = −0.7      → w = 0.17
+    # step 3: g = (0.17 − 1) + 2·0.17 = −0.49   → w = 0.219
+    fed = scalars([Prox(mu=2.0)], [1.0], [3])
+    fed.round()
+    assert weight(fed) == pytest.approx(0.219, abs=1e-6)
+
+
+def test_the_pull_starts_anew_from_each_received_model():
+    # second round from w = 0.219: the pull is towards 0.219, no longer towards 0
+    # step 1: g = −0.781 → 0.2971; step 2: g = −0.7029 + 2·0.0781 = −0.5467 → 0.35177; step 3: −0.64823 + 0.26554 = −0.38269
+    fed = scalars([Prox(mu=2.0)], [1.0], [3])
+    fed.round()
+    fed.round()
+    assert weight(fed) == pytest.approx(0.35177 + 0.038269, abs=1e-5)
+
+
+def test_the_loss_reported_holds_the_squared_norm():
+    # losses: ½·1 + 0; ½·0.9² + (2/2)·0.1² = 0.415; ½·0.83² + 0.17² = 0.37335. An unsquared norm would give 0.505 in step 2.
+    fed = scalars([Prox(mu=2.0)], [1.0], [3])
+    assert fed.round().losses[0] == pytest.approx((0.5 + 0.415 + 0.37335) / 3, abs=1e-6)
+
+
+def test_what_does_not_travel_is_not_pulled():
+    wrong = differences(run_tiny([Local()]), run_tiny([Local(), Prox(mu=50.0)]))
+    assert not wrong
+    free, pulled = run_tiny([Per()], rounds=1), run_tiny([Per(), Prox(mu=5.0)], rounds=1)
+    first = tiny_federation().model["params"]["neck.1.weight"]
+    moved = [(f.model["params"]["neck.1.weight"] - first).norm() for f in (free, pulled)]
+    assert moved[1] < 0.8 * moved[0]
+
+
+def test_first_step_has_no_pull():
+    assert check_step(tiny_federation([Prox(mu=3.0)], **ONE), 0) == 0.0
