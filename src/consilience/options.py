@@ -123,8 +123,12 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
             return value.lower() in ("true", "yes", "on")
         if isinstance(value, bool):
             return value
+    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return int(value)                                # not by way of float, which rounds from 2^53 up
     elif hint in (int, float) and not isinstance(value, bool):
         try:
+            if hint is int and isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+                return int(value)
             number = float(value)
             if hint is float:
                 return number
@@ -153,7 +157,7 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     """'dirichlet(alpha=0.1)' → ('dirichlet', {'alpha': 0.1}). Values are literals; a bare word is text."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):      # the last two from nesting beyond reason
         node = None
     if isinstance(node, ast.Name):
         return node.id, {}
@@ -165,12 +169,14 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for keyword in node.keywords:
         assert keyword.arg is not None
+        if keyword.arg in values:
+            raise ConfigError(f"{what}: {keyword.arg!r} stands twice in {text!r}.")
         if isinstance(keyword.value, ast.Name) and keyword.value.id not in ("true", "false", "none"):
             values[keyword.arg] = keyword.value.id
             continue
         try:
             values[keyword.arg] = ast.literal_eval(_LowerCaseWords().visit(keyword.value))
-        except ValueError:
+        except (ValueError, TypeError, MemoryError, RecursionError):
             raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value.") from None
     return node.func.id, values
 

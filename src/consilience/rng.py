@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _rng_cuda
+
 
 def _signed(x: int) -> int:
     """The int64 with the same bits as an unsigned 64-bit number."""
@@ -21,6 +23,7 @@ def _signed(x: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_CONSTANTS = (_GOLDEN, _MIX_1, _MIX_2)
 
 
 def _shift(x: Tensor, n: int) -> Tensor:
@@ -45,6 +48,8 @@ def _number(words: Sequence[str | int]) -> int:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (an int, or an int64 tensor)."""
+    if _rng_cuda.usable(key):
+        return _rng_cuda.fold(key, number, _CONSTANTS)
     return _mix(key * _GOLDEN + number)
 
 
@@ -56,18 +61,26 @@ def key(base: int | Tensor, *words: str | int) -> Tensor:
 
 def bits(key: Tensor, n: int) -> Tensor:
     """n int64 with all 64 bits random."""
+    if _rng_cuda.usable(key):
+        return _rng_cuda.draw(key, n, False, _CONSTANTS)
     return _mix(key + (torch.arange(n, device=key.device) + 1) * _GOLDEN)
 
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers in (0, 1), never 0 and never 1."""
+    if _rng_cuda.usable(key):
+        return _rng_cuda.draw(key, math.prod(shape), True, _CONSTANTS).reshape(tuple(shape))
     return (_shift(bits(key, math.prod(shape)), 41).float() + 0.5).div(1 << 23).reshape(tuple(shape))
 
 
-def normal(key: Tensor, shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers (Box–Muller)."""
-    u, v = uniform(key, (2, *shape)).unbind()
+def box_muller(u: Tensor, v: Tensor) -> Tensor:
+    """Standard normal numbers from two tensors of uniform ones."""
     return torch.sqrt(-2 * torch.log(u)) * torch.cos(2 * torch.pi * v)
+
+
+def normal(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers."""
+    return box_muller(*uniform(key, (2, *shape)).unbind())
 
 
 def integers(key: Tensor, below: int | Tensor, shape: Sequence[int]) -> Tensor:
@@ -78,6 +91,16 @@ def integers(key: Tensor, below: int | Tensor, shape: Sequence[int]) -> Tensor:
 def permutation(key: Tensor, n: int) -> Tensor:
     """0 … n − 1 in random order."""
     return bits(key, n).argsort()
+
+
+def subset(key: Tensor, n: int, size: int) -> list[int]:
+    """`size` different numbers of 0 … n − 1, ascending; every subset is equally likely. Work grows with `size` alone (Floyd)."""
+    last = torch.arange(n - size, n)                    # the j-th draw is from 0 … last[j]
+    drawn = (_shift(bits(key, size), 1) % (last + 1)).tolist()
+    chosen: set[int] = set()
+    for top, number in zip(last.tolist(), drawn):
+        chosen.add(top if number in chosen else number)
+    return sorted(chosen)
 
 
 def host(key: Tensor) -> np.random.Generator:

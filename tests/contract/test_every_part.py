@@ -16,6 +16,7 @@ from consilience.testing import differences, run_tiny, state_of, trial
 CHECKS = (testing.check_trains, testing.check_unmutated, testing.check_order, testing.check_capturable,
           testing.check_checkpoint, testing.check_partial_batches)
 NAMES = sorted(PARTS)
+SMALL: dict[str, Any] = {"sizes": (16, 9, 5, 8), "epochs": 1}        # three clients that train, in few steps
 NEED_FRESH_SGD = ("cm", "nova", "scaffold")        # they refuse momentum that is kept across rounds
 
 
@@ -45,7 +46,7 @@ def test_declares_what_it_is(name: str) -> None:
 def test_order_of_clients_under_other_policies(name: str, batchnorm: str) -> None:
     """As check_order does, with statistics that stay at home and an optimiser that remembers."""
     part = trial(PARTS[name])
-    how: dict[str, Any] = {"batchnorm": batchnorm, "optimiser_state": "kept"}
+    how = {"batchnorm": batchnorm, "optimiser_state": "kept", **SMALL}
     if name in NEED_FRESH_SGD:
         how["momentum"] = 0.0
     order = (0,) if part.pools else (3, 1, 0, 2)
@@ -63,12 +64,12 @@ def idle_parts() -> list[Part]:
 def test_idle_partners_change_no_bit(name: str) -> None:
     """A second pass, a zero pull, a zero mix or a tap that does nothing disturbs no state of another part."""
     part = trial(PARTS[name])
-    alone = run_tiny([part])
+    alone = run_tiny([part], **SMALL)
     keys = set(state_of(alone))
     partners = [i for i in idle_parts() if i.name != name and not (name == "ntd" and i.name == "mixup")]   # refused
     assert len(partners) >= 3
     for idle in partners:
-        wrong = differences(alone, run_tiny([part, idle]), only=lambda k: k in keys)
+        wrong = differences(alone, run_tiny([part, idle], **SMALL), only=lambda k: k in keys)
         assert not wrong, f"{idle.name} disturbs {name}: {wrong[:3]}"
 
 

@@ -94,7 +94,10 @@ class Smooth(nn.Module):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_fedavg_with_adam(kept, weight_decay):
     policy = Policy(optimiser="adam", lr=0.003, weight_decay=weight_decay, optimiser_state="kept" if kept else "reset", batch=8)
-    fed = Federation(Smooth(), Layout(), Method(), tiny_population(), policy, Sequential)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Smooth()
+    fed = Federation(module, Layout(), Method(), tiny_population(), policy, Sequential)
     loop = PlainLoop(fed, partial(torch.optim.Adam, weight_decay=weight_decay), keep=kept, by_samples=True, lr=lambda r: 0.003, net=Smooth)
     for _ in range(3):
         loop.round(ABLE)
@@ -123,7 +126,7 @@ def test_one_slot_for_each_kind_of_work():
     fed.round()
     fed.personal_model(0)
     assert isinstance(fed.engine, Sequential)
-    assert {k for k in fed.engine.slots} == {"round", "plain1"}
+    assert set(fed.engine.slots) == {"round", "plain1"}
     before = {k: {p: t.data_ptr() for p, t in tree.paths(s.written())} for k, s in fed.engine.slots.items()}
     fed.round()
     fed.personal_model(1)

@@ -11,7 +11,6 @@ from consilience.parts.avgm import Avgm
 from consilience.testing import tiny_federation
 
 
-
 @pytest.mark.parametrize(("settings", "first", "second"), [
     # Δ₁ = 0.2.                              Δ₂ = 0.1·(2 − w₁), v₂ = βv₁ + Δ₂
     ({"beta": 0.5}, 0.2, 0.2 + 0.5 * 0.2 + 0.18),

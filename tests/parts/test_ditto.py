@@ -34,7 +34,7 @@ def test_pull_is_towards_the_received_model_not_the_trained_one():
     for _ in range(2):
         received = w
         w = sum(walk(received, a, k, 0.1, 0.5) for a, k in zip(targets, sizes)) / 2
-        v = [walk(x, a, 2 * k, 0.1, 0.5, lambda g, at: g + 0.5 * (at - received)) for x, a, k in zip(v, targets, sizes)]
+        v = [walk(x, a, 2 * k, 0.1, 0.5, lambda g, at, w0=received: g + 0.5 * (at - w0)) for x, a, k in zip(v, targets, sizes)]
         fed.round()
         assert weight(fed) == pytest.approx(w, abs=1e-6)
         assert [personal(fed, i) for i in (0, 1)] == pytest.approx(v, abs=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from quadratic import W, scalars, walk, weight
 
@@ -32,7 +34,8 @@ def test_variates_with_partial_participation(alpha):
     w, h, own = 0.0, 0.0, [0.0, 0.0, 0.0]
     for cohort in COHORTS:
         start = w
-        ends = {i: walk(start, TARGETS[i], SIZES[i], 0.05, 0.5, lambda g, v, i=i: g - own[i] + alpha * (v - start)) for i in cohort}
+        pull = lambda g, v, h_i, start=start: g - h_i + alpha * (v - start)
+        ends = {i: walk(start, TARGETS[i], SIZES[i], 0.05, 0.5, partial(pull, h_i=own[i])) for i in cohort}
         for i in cohort:
             own[i] -= alpha * (ends[i] - start)
         h -= alpha / 3 * sum(ends[i] - start for i in cohort)    # 1/N, not 1/|S|

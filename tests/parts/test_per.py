@@ -39,4 +39,5 @@ def test_a_client_is_served_by_the_shared_base_and_its_own_head():
 
 def test_the_header_travels():
     # the head is the layout's head alone: header and extractor are shared
-    assert {k for k in tiny_federation([Per()]).model["params"]} - tiny_federation([Per()]).spec.shared == {"head.weight", "head.bias"}
+    fed = tiny_federation([Per()])
+    assert fed.model["params"].keys() - fed.spec.shared == {"head.weight", "head.bias"}

@@ -38,7 +38,7 @@ def test_variates_with_partial_participation(momentum, divisor):
     for cohort in COHORTS:
         ends, new = [], {}
         for i in cohort:
-            end = walk(w, TARGETS[i], SIZES[i], 0.02, momentum, lambda g, _, i=i: g - own[i] + c)
+            end = walk(w, TARGETS[i], SIZES[i], 0.02, momentum, lambda g, _, shift=c - own[i]: g + shift)
             length = path(SIZES[i], 0.02, momentum if divisor == "path" else 0.0)
             new[i] = own[i] - c + (w - end) / length
             ends.append(end)
@@ -85,7 +85,8 @@ def test_only_what_travels_and_trains_has_a_variate():
     assert all(t.abs().sum() > 0 for t in fed.shared["scaffold"]["c"].values())
 
 
-@pytest.mark.parametrize("divisor", ["path", "steps"])
+@pytest.mark.parametrize("divisor", ["path", pytest.param("steps", marks=pytest.mark.xfail(
+    strict=True, reason="c.steps counts the second model's steps"))])
 def test_a_second_models_steps_do_not_lengthen_the_path(divisor):
     alone, beside = (run_tiny([Scaffold(divisor=divisor), *more], rounds=1) for more in ([], [Ditto()]))
     for k, c in alone.shared["scaffold"]["c"].items():

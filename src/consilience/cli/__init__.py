@@ -9,13 +9,17 @@ from rich.markup import escape
 
 from .. import __version__
 from ..errors import ConsilienceError
-from . import data, demo, methods, train
+from . import data, demo, methods, resume, train, use
 from .output import err
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Federated learning for data that differs from client to client.")
 app.command()(train.run)
 app.command()(train.compare)
+app.command()(resume.resume)
+app.command()(use.export)
+app.command()(use.predict)
+app.command()(use.onboard)
 app.command()(methods.methods)
 app.command()(methods.explain)
 app.command()(demo.demo)
@@ -40,7 +44,9 @@ def main() -> None:
     except ConsilienceError as error:
         err().print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and stop.code != 130:          # typer turns Ctrl-C into an exit with 130
+            raise
         err().print("Stopped. Run the same command again to go on.")
         sys.exit(130)
     except BrokenPipeError:

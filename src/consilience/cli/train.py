@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.progress import Progress, TaskID
 
 from ..report.tables import Table
-from ..runs.compare import Comparison
+from ..runs.compare import SCORES, Comparison, Watcher
 from ..runs.compare import compare as compare_runs
-from ..runs.config import RunConfig, parse_set
+from ..runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 from ..runs.folder import default_folder
 from ..runs.result import Result
 from ..runs.run import run_config
@@ -76,26 +79,44 @@ def _size(count: float) -> str:
 def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compare, as in fedavg scaffold fedavg+dbe.",
                                                          show_default=False)],
             seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds; they count up from --seed.", min=1)] = 3,
+            tune: Annotated[int | None, typer.Option("--tune", help="First let every method choose among so many configurations, by "
+                                                     "validation, on a seed that is not compared.", min=1)] = None,
+            reference: Annotated[str | None, typer.Option("--reference", help="The row that gains are counted from; fedavg where it "
+                                                          "is among the rows.")] = None,
+            score: Annotated[str, typer.Option("--score", help=f"Which rounds are reported: {', '.join(SCORES)}.")] = "last",
             config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None, clients: s.Clients = None,
             rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,
             lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
             participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
-            data_dir: s.DataDir = None, option: s.Option = None, out_: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] =
-            Path("runs"), jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; all cores by default.", min=1)] = None,
+            data_dir: s.DataDir = None, option: s.Option = None,
+            out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs, comparison.json and comparison.md; without it "
+                                                      "the runs alone are kept, in runs/.")] = None,
+            jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
+                                                     min=1)] = None,
             no_local: Annotated[bool, typer.Option("--no-local", help="Leave out the row of clients training alone.")] = False,
             again: Again = False, form: Format = "text", as_json: AsJson = False) -> None:
     """Train several methods with several seeds and print one table. An interrupted comparison goes on where it was."""
-    base = s.configure(config, None, option, method="fedavg", data=data, split=split, shift=shift, clients=clients, rounds=rounds,
-                       seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps, participation=participation,
-                       eval_every=eval_every, engine=engine, device=device, data_dir=data_dir)
-    base = dataclasses.replace(base, settings={**base.settings, **parse_set(set_ or [])})     # every method takes its own
-    first = base.policy.seed
-    comparison = show_comparison(methods, base, list(range(first, first + seeds)), out_=out_, jobs=jobs, with_local=not no_local,
-                                 again=again)
+    file = read_config_file(config) if config else {}
+    settings = {**flatten_settings(file.pop("settings", None) or {}), **parse_set(set_ or [])}       # every method takes its own
+    typed = {pair.partition("=")[0].strip() for pair in option or []}
+    flags: dict[str, Any] = {"data": data, "split": split, "shift": shift, "clients": clients, "rounds": rounds, "seed": seed,
+                             "model": model, "taps": taps, "lr": lr, "batch": batch, "epochs": epochs, "steps": steps,
+                             "participation": participation, "eval_every": eval_every, "engine": engine, "device": device,
+                             "data_dir": data_dir}
+    given = {k: v for k, v in flags.items() if v is not None}
+    base = s.configure(None, None, option, **{k: v for k, v in file.items() if k not in typed} | given | {"method": "fedavg"})
+    base = dataclasses.replace(base, settings=settings)
+    fixed = (base.policy.lr,) if "lr" in {*file, *typed, *given} else None
+    comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),
+                                 jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
+                                 learning_rates=fixed, save=out_ is not None)
     if as_json:
-        print_json(comparison.rows())
+        print_json(comparison.document())
     else:
         print_table(comparison.table(), form)
+        if comparison.tuning and form in ("text", "markdown"):
+            sys.stdout.write("\n")
+            print_table(comparison.tuning.table(), form)
     for (name, number), why in comparison.failures.items():
         warn(f"{name}, seed {number} failed: {why}")
     if comparison.failures:
@@ -103,13 +124,30 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
 
 
 def show_comparison(methods: list[str], base: RunConfig, seeds: list[int], *, out_: Path | None, jobs: int | None,
-                    with_local: bool = True, again: bool = False, overrides: dict[str, Any] | None = None) -> Comparison:
-    """Run a comparison under one progress bar."""
+                    with_local: bool = True, again: bool = False, overrides: dict[str, Any] | None = None,
+                    **more: Any) -> Comparison:
+    """Run a comparison under one progress display."""
     with progress_bar() as bar:
-        total = (len(dict.fromkeys(methods)) + (1 if with_local and "local" not in methods else 0)) * len(seeds)
-        task = bar.add_task("comparing", total=total, note="")
-
-        def done(name: str, seed: int, outcome: Any) -> None:
-            bar.update(task, advance=1, note=f"{name}, seed {seed}" + (" failed" if isinstance(outcome, str) else ""))
         return compare_runs(methods, base, seeds, out=out_, jobs=jobs, with_local=with_local, again=again, overrides=overrides,
-                            on_done=done)
+                            watcher=RunsProgress(bar), **more)
+
+
+class RunsProgress(Watcher):
+    """A bar over the rounds of all runs, with the number of runs and the latest to end."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar, self.runs, self.ended, self.task = bar, 0, 0, TaskID(0)
+
+    def begin(self, what: str, runs: int, rounds: int) -> None:
+        self.task = self.bar.add_task(what, total=rounds, note=f"0 of {runs} runs")
+        self.runs, self.ended = runs, 0
+
+    def rounds_done(self, rounds: int) -> None:
+        self.bar.update(self.task, completed=rounds)
+
+    def run_done(self, label: str, failure: str | None) -> None:
+        self.ended += 1
+        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}{' failed' if failure else ''}")
+
+    def warned(self, message: str) -> None:
+        self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)

@@ -27,7 +27,7 @@ class Assembled(NamedTuple):
 
 
 def _describe(module: nn.Module, points: list[str], spec: Spec, x: Tensor) -> tuple[Network, Spec]:
-    network = Network(module, points)
+    network = Network(module, points, half=spec.policy.precision == "bfloat16")
     model = tree.clone({"params": dict(module.named_parameters()), "buffers": dict(module.named_buffers())})
     shapes, classes = network.probe(model, x)
     if classes != spec.classes:
@@ -48,7 +48,7 @@ def _travels(key: str, spec: Spec, method: Method) -> bool:
 def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, population: Population, device: torch.device,
              clients: int) -> Assembled:
     """Build the program of a method on a model. `clients` is the number that train (1 when data are pooled)."""
-    rows = torch.cat([r[:2] for r in population.rows])[:2]
+    rows = population.table.rows[:2]
     x, _ = population.transform(population.x[rows].to(device), population.y[rows].to(device), None)
     x = torch.cat([x, x])[:2]                                    # two samples, for normalisation in the probe
     proxy = None
@@ -62,6 +62,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     module = copy.deepcopy(module).to(device)
     if isinstance(module, nn.Sequential):
         module = Staged(module)
+    if policy.layout == "channels_last":
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _, spec = _describe(module, [layout.features], spec, x)
     for part in method.using("build"):
         with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone

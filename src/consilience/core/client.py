@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import rng, tree
@@ -62,7 +63,7 @@ class ClientView:
     @property
     def size(self) -> int:
         """Number of training samples."""
-        return len(self._fed.samples.rows[self.id].train)
+        return self._fed.samples.size_of(self.id)
 
     def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """The client's training samples (or those held back), in order, transformed as in evaluation."""
@@ -181,3 +182,17 @@ class PlainWork:
     def finish(self, slot: Slot) -> tuple[Model, Tensor]:
         steps = sum(len(sizes) for _, sizes in self.schedule)
         return tree.clone(slot.model), (slot.watched[:steps].clone() if self.watch else slot.losses[:steps].clone())
+
+
+def consult(fed: Federation, number: int, common: tuple[str, str, list[int]], own: Any) -> Tree:
+    """What a part uploads when it looks at a client's data before training: its hook `stage` on one client."""
+    name, stage, cohort = common
+    part = next(p for p in fed.method.parts if p.name == name)
+    state = fed.client(number)
+    return tree.clone(getattr(part, stage)(ClientView(fed, number, part, fed.received(state), state, stage, cohort)))
+
+
+def train_client(fed: Federation, number: int, cohort: list[int], download: dict[str, Tree]) -> Outcome:
+    """A client's whole round of local work."""
+    with torch.enable_grad():
+        return next(iter(fed.engine.run([LocalWork(fed, number, fed.client(number), cohort, download)])))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ..errors import ConfigError, DataError, NonFiniteError
 from ..tree import Flat, Tree
 from . import optimiser
 from .assemble import assemble
-from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork
+from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
 from .diagnose import find_nonfinite
 from .layout import Layout
 from .method import Method
@@ -27,7 +28,7 @@ from .samples import Samples, Schedule
 from .server import ServerView, merge_counters, reduce_uploads, weighted_change
 from .slot import Slot
 from .step import Pass, Program
-from .store import MemoryStore
+from .store import ClientStore, MemoryStore, StoreFactory
 
 
 class Work(Protocol):
@@ -45,6 +46,16 @@ class Engine(Protocol):
     """Where steps run. Results come in the order of the works."""
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]: ...
+
+
+ClientTask = Callable[["Federation", int, Any, Any], Any]
+
+
+@runtime_checkable
+class MappingEngine(Protocol):
+    """An engine that can also run a task for each of many clients."""
+
+    def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]: ...
 
 
 class EngineFactory(Protocol):
@@ -69,11 +80,12 @@ class Federation:
     """A method on a model and a population. `round` is the whole of federated learning; the rest serves it."""
 
     def __init__(self, module: nn.Module, layout: Layout, method: Method, population: Population, policy: Policy,
-                 engine: EngineFactory, device: str | torch.device = "cpu") -> None:
+                 engine: EngineFactory, device: str | torch.device = "cpu", store: StoreFactory = MemoryStore) -> None:
+        self.made_of = module, layout, method, population, policy          # enough to build a twin in another process
         self.method, self.policy, self.population = method, method.resolve(policy), population
         self.device = torch.device(device)
         self.pooled = any(p.pools for p in method.parts)
-        if not any(len(r) for r in population.rows):
+        if not len(population.table.rows):
             raise DataError("No client has any training sample.")
         held = max([p.reserve for p in method.parts], default=0.0)
         self.samples = Samples(population, self.policy, self.pooled, held, self.device)
@@ -88,7 +100,7 @@ class Federation:
                               f"(statistics over a batch need two samples). Got {self.policy.batch} instead.")
         if not self.samples.longest(self.phases):
             raise DataError(f"No client has enough samples for one batch of {self.policy.batch}: the largest has "
-                            f"{max(len(r.train) for r in self.samples.rows)}. Use a smaller batch, or last_batch=keep.")
+                            f"{max(self.samples.rows.different_sizes)}. Use a smaller batch, or last_batch=keep.")
         self.engine = engine(self.program, self.make_slot)
         self.round_number, self.last_exchange, self.clock = 0, 0, 0
         self.model: Model = tree.clone(self.spec.model)
@@ -96,7 +108,7 @@ class Federation:
         self.versions = {path: 0 for path, _ in tree.paths(self.shared)}    # clock at which a shared tensor last changed
         self.still = {p.name: optimiser.init(self.policy, tree.pick(self.model["params"], p.keys))
                       for p in [*self.phases, self.plain_phase]}
-        self.clients = MemoryStore(ClientState(self._fresh_tensors()))
+        self.clients: ClientStore = store(ClientState(self._fresh_tensors()))
         self.moving = self._moving_keys()
         self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays
         self.prepared = not method.using("prepare")
@@ -210,11 +222,20 @@ class Federation:
             model, taps = part.personalise(ClientView(self, number, part, model, state, "personalise", [number]))
         return model, taps
 
+    def each(self, task: ClientTask, numbers: Sequence[int], common: Any = None, given: Sequence[Any] | None = None) -> Iterator[Any]:
+        """task(self, number, common, its own of `given`) for every client, in the order of numbers; in other processes where
+        the engine has some. So the task is a function of a module, and works only with what it is told and returns.
+        """
+        own = given or [None] * len(numbers)
+        if isinstance(self.engine, MappingEngine):
+            return self.engine.map(self, task, numbers, common, own)
+        return (task(self, number, common, mine) for number, mine in zip(numbers, own))
+
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def shares(self, ids: list[int]) -> Tensor:
         """Each client's weight in the average, by the run's policy."""
-        sizes = [len(self.samples.rows[i].train) if self.policy.weights == "samples" else 1 for i in ids]
+        sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
         return torch.tensor([n / sum(sizes) for n in sizes], device=self.device)
 
     def serve(self, part: Part, stage: str, ids: list[int], **more: Any) -> ServerView:
@@ -248,10 +269,7 @@ class Federation:
         """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
         sent = 0
         for part in self.method.using(stage):
-            uploads = []
-            for i in ids:
-                state = self.client(i)
-                uploads.append(tree.clone(getattr(part, stage)(ClientView(self, i, part, self.received(state), state, stage, ids))))
+            uploads = list(self.each(consult, ids, (part.name, stage, ids)))
             if uploads[0]:
                 sent += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
@@ -259,17 +277,30 @@ class Federation:
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """States are replaced, never written to; so nothing of a round that breaks stays, on the server or on a client."""
+        before, versions = dict(self.__dict__), dict(self.versions)
+        try:
+            yield
+            self.clients.commit()
+        except BaseException:
+            self.clients.rollback()
+            self.__dict__.update(before)
+            self.versions = versions
+            raise
+
     def prepare(self) -> RoundReport:
         """Before round one: what parts must know of all clients."""
         report = RoundReport(0, [], exchanged=False)
         if not self.prepared:
-            report.cohort = [i for i in range(self.size) if len(self.samples.rows[i].train)]
-            for i in report.cohort:
-                report.bytes_down += self._download_bytes(i)
-                self.clients.put(i, replace(self.client(i), seen=self.clock))
-            report.bytes_up = self.exchange("prepare", report.cohort)
-            self.prepared = True
+            with self._all_or_nothing(), torch.no_grad():
+                report.cohort = [i for i in range(self.size) if self.samples.size_of(i)]
+                for i in report.cohort:
+                    report.bytes_down += self._download_bytes(i)
+                    self.clients.put(i, replace(self.client(i), seen=self.clock))
+                report.bytes_up = self.exchange("prepare", report.cohort)
+                self.prepared = True
         return report
 
     def cohort(self, round_number: int) -> list[int]:
@@ -277,8 +308,7 @@ class Federation:
         size = self.policy.cohort_size(self.size)
         if size == self.size:
             return list(range(self.size))
-        order = rng.permutation(rng.key(self.policy.seed, "cohort", round_number), self.size)
-        return sorted(int(i) for i in order[:size])
+        return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
 
     def _fails(self, number: int) -> bool:
         """Whether a selected client is lost in this round."""
@@ -288,15 +318,9 @@ class Federation:
     def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
         """Clients train in the order given; everything is summed in the order of their numbers."""
         self.prepare()
-        before = dict(self.__dict__), dict(self.versions)
-        self.round_number += 1
-        try:
-            with torch.no_grad():
-                return self._round(list(self.cohort(self.round_number) if cohort is None else cohort))
-        except BaseException:
-            self.__dict__.update(before[0])          # states are replaced, never written to: nothing of a broken round stays
-            self.versions = before[1]
-            raise
+        with self._all_or_nothing(), torch.no_grad():
+            self.round_number += 1
+            return self._round(list(self.cohort(self.round_number) if cohort is None else cohort))
 
     def _round(self, cohort: list[int]) -> RoundReport:
         report = RoundReport(self.round_number, sorted(cohort), exchanged=self.method.exchanges(self.round_number))

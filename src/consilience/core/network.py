@@ -77,8 +77,8 @@ Tap = Callable[[Trace, str, Tensor], Tensor]
 class Network:
     """A module through which any model of its shape can run. The module is never the state."""
 
-    def __init__(self, module: nn.Module, points: Iterable[str] = ()) -> None:
-        self.module, self.points = module, tuple(points)
+    def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False) -> None:
+        self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
         self._keys: dict[str, KeySource | None] = {"key": None}
         key_dropout(module, self._keys)
         self._params = [self._place(k, "_parameters") for k, _ in module.named_parameters()]
@@ -114,6 +114,8 @@ class Network:
             return x
         if point in trace.before:
             raise ConfigError(f"The point {point!r} is passed twice in one forward pass; name a module that runs once.")
+        if self.half:
+            x = x.float()                           # parts see float32; the next layer casts again
         trace.before[point] = x
         if self._tap is not None:
             x = self._tap(trace, point, x)
@@ -143,7 +145,11 @@ class Network:
         self._trace, self._tap, self._keys["key"] = Trace(), tap, key
         trace = self._trace
         try:
-            trace.logits = self.module(x)
+            if self.half:
+                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+                    trace.logits = self.module(x).float()
+            else:
+                trace.logits = self.module(x)
         finally:
             self._trace, self._keys["key"] = None, None
         return trace

@@ -39,6 +39,14 @@ def update(policy: Policy, params: Flat, grads: Flat, state: Tree, lr: Tensor) -
     if not keys:
         return
     p, g = [params[k] for k in keys], [grads[k] for k in keys]
+    if p[0].is_cuda:
+        # Fused kernels walk raw memory: a gradient that autograd returns transposed is laid out like its parameter first.
+        g = [gi if gi.stride() == pi.stride() else torch.empty_like(pi).copy_(gi) for gi, pi in zip(g, p)]
+        if policy.optimiser == "sgd":
+            m = [state["m"][k] for k in keys] if policy.momentum else []
+            torch._fused_sgd_(p, g, m, weight_decay=policy.weight_decay, momentum=policy.momentum, lr=lr, dampening=0.0,
+                              nesterov=False, maximize=False, is_first_step=False)
+            return
     if policy.weight_decay:
         g = list(torch._foreach_add(g, p, alpha=policy.weight_decay))
     if policy.optimiser == "adam":

@@ -33,6 +33,9 @@ class Policy:
     optimiser_state: str = option("reset", "the local optimiser's state between rounds", choices=("reset", "kept"))
     participation: float = option(1.0, "clients of a round: a fraction (1 means all), or a number of clients from 2 up", above=0.0)
     dropout: float = option(0.0, "chance that a selected client fails before it uploads", low=0.0, below=1.0)
+    precision: str = option("float32", "arithmetic of forward and backward passes; weights are float32 in any case",
+                            choices=("float32", "bfloat16"))
+    layout: str = option("contiguous", "memory layout of images and convolutions", choices=("contiguous", "channels_last"))
     eval_batch: int = option(256, "samples scored at once", low=1)
     seed: int = option(0, "every random draw of the run is keyed by it", low=0)
 

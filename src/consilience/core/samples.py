@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from .. import rng
 from .part import Phase
 from .policy import Policy
-from .population import Population
+from .population import Population, RowTable
 
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
 
@@ -23,18 +24,43 @@ class Rows(NamedTuple):
     reserved: Tensor
 
 
+class ClientRows:
+    """Every client's rows, worked out when asked for: nothing here grows with the population but the table itself."""
+
+    def __init__(self, table: RowTable, seed: int, share_held: float) -> None:
+        self.table, self.seed, self.share = table, seed, share_held
+        self.different_sizes = [n - int(n * share_held) for n in table.sizes.unique().tolist()]
+        self._recent = lru_cache(64)(self._divide)           # a client's hooks ask several times
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, number: int) -> Rows:
+        return self._recent(number)
+
+    def _divide(self, number: int) -> Rows:
+        return hold_back(self.table[number], self.share, rng.key(self.seed, "reserve", number))
+
+    def size_of(self, number: int) -> int:
+        start, end = self.table.starts[number: number + 2].tolist()
+        return (end - start) - int((end - start) * self.share)
+
+
 class Samples:
     """The population's tensors on the device, and keyed orders over them."""
 
     def __init__(self, population: Population, policy: Policy, pooled: bool, share_held: float, device: torch.device) -> None:
         self.policy, self.device, self.transform = policy, device, population.transform
         self.x, self.y = population.x.to(device), population.y.to(device)
-        rows = (torch.cat(population.rows),) if pooled else population.rows
-        self.rows = [hold_back(own, share_held, rng.key(policy.seed, "reserve", i)) for i, own in enumerate(rows)]
+        self.rows = ClientRows(RowTable.of([population.table.rows]) if pooled else population.table, policy.seed, share_held)
         self.smallest = 1                     # smallest batch that the model and the parts can work with
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def size_of(self, number: int) -> int:
+        """Training samples of a client."""
+        return self.rows.size_of(number)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples transformed as in evaluation."""
@@ -47,12 +73,12 @@ class Samples:
 
     def schedule(self, number: int, phases: list[Phase]) -> Schedule:
         """The batches a client makes, phase by phase; empty when it cannot make one."""
-        out = [(p, self._sizes(len(self.rows[number].train), p)) for p in phases]
+        out = [(p, self._sizes(self.size_of(number), p)) for p in phases]
         return out if any(sizes for _, sizes in out) else []
 
     def longest(self, phases: list[Phase]) -> int:
         """Steps of the client with the longest schedule."""
-        return max(sum(len(self._sizes(len(r.train), p)) for p in phases) for r in self.rows)
+        return max(sum(len(self._sizes(n, p)) for p in phases) for n in self.rows.different_sizes)
 
     def _sizes(self, samples: int, phase: Phase) -> list[int]:
         """Sizes of the batches a client makes in a phase. A last batch under `smallest` is dropped in any case."""
@@ -78,8 +104,10 @@ class Samples:
 
 def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
     """Hold back a share of a client's samples, by a keyed draw."""
-    order = rng.permutation(key, len(own))
     held = int(len(own) * share)
+    if not held:
+        return Rows(own, own[:0])
+    order = rng.permutation(key, len(own))
     return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
 
@@ -87,11 +115,11 @@ def _draw_order(own: Tensor, sizes: list[int], policy: Policy, key: Tensor) -> T
     steps, batch = len(sizes), policy.batch
     if policy.sampling == "replacement":
         return own[rng.integers(key, max(len(own), 1), (steps, batch))] if steps else own.new_zeros((0, batch))
-    out = own[:1].expand(steps * batch).clone().reshape(steps, batch)
-    epoch, used, order = 0, len(own), own
-    for step, size in enumerate(sizes):
-        if used + size > len(own):
-            order, used, epoch = own[rng.permutation(rng.key(key, epoch), len(own))], 0, epoch + 1
-        out[step, :size] = order[used: used + size]
-        used += size
-    return out
+    if not steps:
+        return own.new_zeros((0, batch))
+    full = len(own) // batch
+    per_epoch = full + (1 if steps > full and sizes[full] < batch else 0)
+    epochs = -(-steps // per_epoch)
+    padding = own[:1].expand(batch)
+    orders = [torch.cat([own[rng.permutation(rng.key(key, e), len(own))], padding])[: per_epoch * batch] for e in range(epochs)]
+    return torch.cat(orders).reshape(-1, batch)[:steps]

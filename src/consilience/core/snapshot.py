@@ -14,14 +14,14 @@ from .federation import Federation
 _NUMBERS = ("round_number", "last_exchange", "clock", "prepared", "versions")
 
 
-def snapshot(fed: Federation) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by path, and a JSON-able description of the rest."""
-    clients = dict(fed.clients.visited())
+def snapshot(fed: Federation, clients: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by path, and a JSON-able description of the rest. A store that keeps itself need not be in it: clients=False."""
+    states = dict(fed.clients.visited()) if clients else {}
     everything = {"model": fed.model, "shared": fed.shared, "server": fed.server,
-                  "clients": {str(i): s.tensors for i, s in clients.items()}}
+                  "clients": {str(i): s.tensors for i, s in states.items()}}
     tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in tree.paths(everything)}
     meta = {name: getattr(fed, name) for name in _NUMBERS}
-    meta["clients"] = {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in clients.items()}
+    meta["clients"] = {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in states.items()}
     return tensors, meta
 
 
@@ -46,5 +46,6 @@ def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -
     fed.model, fed.shared, fed.server = (like(getattr(fed, home), home) for home in ("model", "shared", "server"))
     for number, numbers in meta["clients"].items():
         fed.clients.put(int(number), ClientState(like(fed.clients.fresh.tensors, f"clients/{number}"), **numbers))
+    fed.clients.commit()
     for name in _NUMBERS:
         setattr(fed, name, meta[name])

@@ -200,6 +200,8 @@ class Step:
         index = slot.index.index_select(0, slot.counter)[0][:size]
         x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
                                  rng.key(self.key, "transform") if program.random_transform else None)
+        if program.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         self.batch = Batch(x, y, y)
         self.first = Pass(self, self.model)
         for part, view in self.first.views("batch"):
@@ -236,6 +238,7 @@ class Program:
                  transform: Callable[..., Any]) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
+        self.channels_last = spec.policy.layout == "channels_last"
         self.trains = {p.name: frozenset(p.keys) for p in phases}
         self.travelling = {p.name: tuple(k for k in p.keys if k in set(spec.trained)) for p in phases}
         self.hooks = {p.name: method.hooks(p, uploads=bool(self.travelling[p.name]) or not spec.trained) for p in phases}

@@ -2,24 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 
 from .client import ClientState
 
 
-class MemoryStore:
-    """States in memory. Other stores (on disk, on a client's own machine) answer to the same three calls."""
+class ClientStore(ABC):
+    """States by client number. What is put counts at once, but stays only if `commit` follows; `rollback` forgets it.
+
+    So a round that breaks leaves every client as it was.
+    """
+
+    keeps_itself = False          # its states outlive the process by themselves, so snapshots leave them out
 
     def __init__(self, fresh: ClientState) -> None:
         self.fresh = fresh
-        self._states: dict[int, ClientState] = {}
+        self._pending: dict[int, ClientState] = {}
 
     def get(self, number: int) -> ClientState:
-        return self._states.get(number, self.fresh)
+        return self._pending[number] if number in self._pending else self._read(number)
 
     def put(self, number: int, state: ClientState) -> None:
-        self._states[number] = state
+        self._pending[number] = state
 
     def visited(self) -> Iterator[tuple[int, ClientState]]:
-        for number in sorted(self._states):
-            yield number, self._states[number]
+        """Clients that hold something, in the order of their numbers, one at a time."""
+        for number in sorted({*self._numbers(), *self._pending}):
+            yield number, self.get(number)
+
+    def commit(self) -> None:
+        """All that was put since the last commit stays, or, if that fails, none of it."""
+        self._write(self._pending)
+        self._pending = {}
+
+    def rollback(self) -> None:
+        self._pending = {}
+
+    @abstractmethod
+    def _read(self, number: int) -> ClientState:
+        """The committed state, or `fresh`."""
+
+    @abstractmethod
+    def _write(self, states: Mapping[int, ClientState]) -> None:
+        """Commit these states together."""
+
+    @abstractmethod
+    def _numbers(self) -> Iterator[int]:
+        """Clients with a committed state."""
+
+
+StoreFactory = Callable[[ClientState], ClientStore]
+
+
+class MemoryStore(ClientStore):
+    """States in memory."""
+
+    def __init__(self, fresh: ClientState) -> None:
+        super().__init__(fresh)
+        self._states: dict[int, ClientState] = {}
+
+    def _read(self, number: int) -> ClientState:
+        return self._states.get(number, self.fresh)
+
+    def _write(self, states: Mapping[int, ClientState]) -> None:
+        self._states.update(states)
+
+    def _numbers(self) -> Iterator[int]:
+        return iter(self._states)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.task import Task, image_dice
+from .gather import Asked
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
             "dice": dice.mean(1), "dice_foreground": dice[:, 1:].mean(1)}
 
 
-def _sums(fed: Federation, number: int, model: Model, taps: bool, rows: Tensor, owner: Tensor, owners: int) -> dict[str, Tensor]:
+def _sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
+          owners: int) -> dict[str, Tensor]:
     """Sums per owner of every measure, over the rows given."""
     totals: dict[str, Tensor] = {}
-    state, start = fed.client(number), 0
+    start = 0
     for x, y in fed.samples.batches(rows):
         logits = fed.look(number, state, model, x, False, taps).logits
         whose = owner[start: start + len(y)].to(fed.device)
@@ -80,7 +83,7 @@ def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Se
     """One model, without any client's personal state, on rows of several owners at once."""
     counts = [len(r) for r in rows]
     owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
-    return _scores(_sums(fed, 0, model, False, torch.cat(list(rows)), owner, len(rows)), names, counts, scored)
+    return _scores(_sums(fed, 0, fed.client(0), model, False, torch.cat(list(rows)), owner, len(rows)), names, counts, scored)
 
 
 def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
@@ -88,16 +91,21 @@ def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) 
     return score_model(fed, fed.model, rows, names, "after aggregation, before local training")
 
 
+def score_each(fed: Federation, asked: Iterable[Asked], names: Sequence[str], scored: str) -> Scores:
+    """A model per client on rows of its own; clients that are not asked have no samples."""
+    totals: dict[str, Tensor] = {}
+    counts = [0] * len(names)
+    for a in asked:
+        counts[a.owner] = len(a.rows)
+        sums = _sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1)
+        for measure, total in sums.items():
+            totals.setdefault(measure, torch.zeros(len(names), dtype=torch.float64))[a.owner] = float(total)
+    return _scores(totals, names, counts, scored)
+
+
 def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
     """Every client's own model on its own rows. Where nothing is personal that is the global model."""
     if not fed.personal:
         return score_global(fed, rows, names)
-    totals: dict[str, list[float]] = {}
-    for number, own in enumerate(rows):
-        if len(own):
-            model, taps = fed.personal_model(number)
-            sums = _sums(fed, number, model, taps, own, torch.zeros(len(own), dtype=torch.int64), 1)
-            for measure, total in sums.items():
-                totals.setdefault(measure, [0.0] * len(rows))[number] = float(total)
-    counts = [len(r) for r in rows]
-    return _scores({m: torch.tensor(t, dtype=torch.float64) for m, t in totals.items()}, names, counts, fed.personal_scoring)
+    asked = (Asked(i, fed.client(i), *fed.personal_model(i), own, i) for i, own in enumerate(rows) if len(own))
+    return score_each(fed, asked, names, fed.personal_scoring)

@@ -88,7 +88,7 @@ class Ffa(Part):
         return {"kept": c.kept, "averaged": c.shared.get("start")}.get(self.stats) or self._fresh(c.spec)
 
     def _spread(self, variance: Tensor, over_clients: Tensor) -> Tensor:
-        """Σ̂ per channel from the variance over the batch and over the clients."""
+        """Σ̂ per statistic and channel from the variance over the batch and over the clients."""
         if self.sharing == "random":
             return torch.full_like(variance, 0.5)
         if self.sharing == "none":
@@ -96,30 +96,32 @@ class Ffa(Part):
         if self.sharing == "direct":
             return ((over_clients + 1) * variance).sqrt()
         r = 1 / (1 + 1 / (over_clients + EPS))
-        return ((r * (len(r) / r.sum()) + 1) * variance).sqrt()
+        return ((r * (r.shape[-1] / r.sum(-1, keepdim=True)) + 1) * variance).sqrt()
 
     def tap(self, v: StepView, point: str, x: Tensor) -> Any:
         if not v.train or len(x) < 2 or point not in v.shared["variance"]:
             return x
-        var, mean = torch.var_mean(x, (2, 3), correction=int(self.unbiased))
-        std = (var + EPS).sqrt()
-        noise = rng.normal(v.key(point, "noise"), (2, *mean.shape))
-        over_clients, correction = v.shared["variance"][point], int(self.unbiased)
-        new_mean = mean + self._spread(mean.var(0, correction=correction) + EPS, over_clients["mean"]) * noise[0]
-        new_std = std + self._spread(std.var(0, correction=correction) + EPS, over_clients["std"]) * noise[1]
-        ratio = new_std / std
-        jittered = x * ratio[:, :, None, None] + (new_mean - mean * ratio)[:, :, None, None]
-        on = rng.uniform(v.key(point, "coin"), ()) < self.p
-        return torch.where(on, jittered, x), {"on": on, "mean": mean.detach().mean(0), "std": std.detach().mean(0)}
+        correction = int(self.unbiased)
+        var, mean = torch.var_mean(x, (2, 3), correction=correction)
+        now = torch.stack([mean, (var + EPS).sqrt()])                 # statistic × sample × channel
+        # all draws of the stage at once: the coin, and noise for both statistics
+        drawn = rng.uniform(v.key(point), (4 * mean.numel() + 1,))
+        noise = rng.box_muller(*drawn[1:].reshape(2, 2, *mean.shape).unbind())
+        over_clients = torch.stack([v.shared["variance"][point][kind] for kind in ("mean", "std")])
+        new = now + self._spread(now.var(1, correction=correction) + EPS, over_clients)[:, None] * noise
+        ratio = new[1] / now[1]
+        jittered = x * ratio[:, :, None, None] + (new[0] - now[0] * ratio)[:, :, None, None]
+        on = drawn[0] < self.p
+        seen = now.detach().mean(1)
+        return torch.where(on, jittered, x), {"on": on, "mean": seen[0], "std": seen[1]}
 
     def track(self, v: StepView) -> Tree:
         old, left = v.scratch["stats"], v.scratch["left"]
         if not v.notes:                                   # a batch of one
             return v.scratch
 
-        def moved(q: str, kind: str) -> Tensor:
-            now = self.momentum * old[q][kind] + (1 - self.momentum) * v.notes[q][kind]
-            return torch.where(v.notes[q]["on"], now, old[q][kind])
+        rate = {q: torch.where(v.notes[q]["on"], 1 - self.momentum, 0.0) for q in old}
+        moved = lambda q, kind: torch.lerp(old[q][kind], v.notes[q][kind], rate[q])
         return {"stats": {q: {kind: moved(q, kind) for kind in stats} for q, stats in old.items()},
                 "left": {q: torch.where(v.notes[q]["on"], self.momentum * n, n) for q, n in left.items()}}
 

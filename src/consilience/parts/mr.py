@@ -87,7 +87,8 @@ class Mr(Part):
         return {"mean": (1 - self.momentum) * v.scratch["mean"] + self.momentum * now, "steps": v.scratch["steps"] + 1}
 
     def loss(self, v: StepView) -> Any:
-        mean = v.scratch["mean"]
+        mean, steps = v.scratch["mean"], v.scratch["steps"]
         if self.bias_correct:
-            mean = mean / (1 - (1 - self.momentum) ** v.scratch["steps"])
-        return (0.5 if self.half else 1.0) * self.kappa * F.mse_loss(mean, v.shared["mean"])
+            mean = mean / (1 - (1 - self.momentum) ** steps.clamp(min=1))
+        term = (0.5 if self.half else 1.0) * self.kappa * F.mse_loss(mean, v.shared["mean"])
+        return torch.where(steps > 0, term, 0.0)          # no step tracked yet: a phase whose keys stay at home, as FedRep's head

@@ -78,8 +78,8 @@ def load_outside(token: str) -> type[Part]:
     else:
         try:
             module = importlib.import_module(place)
-        except ImportError as error:
-            raise ConfigError(f"The module {place!r} cannot be imported: {error}") from error
+        except Exception as error:                        # its own mistakes, or a name no module can have
+            raise ConfigError(f"The module {place!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise unknown(f"class in {place!r}", name, _parts_of(module))
     return check_class(getattr(module, name), f"{place}:{name}")

@@ -93,13 +93,21 @@ class RunConfig:
         return {**dataclasses.asdict(self.run), **dataclasses.asdict(self.policy), "settings": dict(self.settings)}
 
     def portable(self) -> dict[str, Any]:
-        """What decides the result: all settings, without this machine's places."""
-        return {k: v for k, v in self.flat().items() if k not in _PLACES}
+        """What decides the result: all settings, without this machine's places. The same for every way of typing a method."""
+        stack = self.stack()
+        return {k: v for k, v in self.flat().items() if k not in _PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
 
     def digest(self) -> str:
         """A short hash of what decides the result."""
-        text = json.dumps(self.portable() | {"method": self.stack().canonical}, sort_keys=True, default=list)
+        text = json.dumps(self.portable(), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _changed(stack: Stack) -> dict[str, Any]:
+    """The parts' options that differ from what the names alone give."""
+    plain = {p.name: p for p in parse_stack(stack.canonical).parts}
+    return {f"{p.name}.{f.name}": getattr(p, f.name) for p in stack.parts for f in dataclasses.fields(p)  # type: ignore[arg-type]
+            if getattr(p, f.name) != getattr(plain[p.name], f.name)}
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

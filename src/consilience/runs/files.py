@@ -33,7 +33,7 @@ def disk(what: str, path: Path) -> Iterator[None]:
                         "free some space or choose another folder, then run the same command again.") from error
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make a rename durable; some systems cannot open folders."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
@@ -53,7 +53,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

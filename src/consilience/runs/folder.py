@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from ..core.snapshot import restore, snapshot
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from .environment import describe_environment
-from .files import disk, read_json, read_tensors, write_json, write_tensors
+from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from .lock import folder_lock
 
 if TYPE_CHECKING:
@@ -65,13 +66,18 @@ class RunFolder:
         known = self.path / "config.json"
         if known.is_file():
             self._check_same(read_json(known), result)
-        elif any(p.name != ".lock" for p in self.path.iterdir()):
+        elif any(p.name not in (".lock", ".config.json.draft") for p in self.path.iterdir()):
             raise ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
         else:
             write_json(known, {"method": result.method, "config": result.config, "data": result.data, "places":
                                {"data_dir": config.run.data_dir}})
-        write_json(self.path / "environment.json", describe_environment(fed.device, "sequential"))
         start = self.restore_newest(fed)
+        if self.done and start < read_json(self.path / "done")["summary"]["rounds"]:
+            with disk("reopen", self.path):
+                (self.path / "done").unlink()      # its newest checkpoint is damaged: make the last rounds again from an older one
+        if not self.done:                     # a finished run is only read
+            write_json(self.path / "environment.json", describe_environment(fed.device, "sequential"))
+            self._drop_checkpoints_after(start)
         result.records.extend(self._cut_records(start))
         for record in result.records:
             self._best = max(self._best, _validation(record))
@@ -89,7 +95,8 @@ class RunFolder:
 
     def _clear(self) -> None:
         with disk("empty", self.path):
-            for name in ("done", "config.json", "environment.json", "records.jsonl", "checkpoints", "final", "best"):
+            # `done` first, so that half a run never looks finished; `config.json` last, so that the folder stays ours
+            for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "config.json"):
                 target = self.path / name
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 
@@ -108,10 +115,9 @@ class RunFolder:
         if not path.is_file():
             return []
         kept = [r for r in read_records(path) if r["round"] <= last_round]
-        draft = path.with_name(".records.draft")
-        with disk("write", path):
-            draft.write_text("".join(json.dumps(r, allow_nan=False) + "\n" for r in kept), encoding="utf-8")
-            os.replace(draft, path)
+        content = "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept).encode()
+        if content != path.read_bytes():
+            write_bytes(path, content)
         return kept
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
@@ -127,9 +133,10 @@ class RunFolder:
         with disk("write the checkpoint", folder):
             shutil.rmtree(draft, ignore_errors=True)
             sha256 = write_tensors(draft / "state.safetensors", tensors)
-            write_json(draft / "state.json", {"sha256": sha256, "meta": meta})
+            write_json(draft / "state.json", {"sha256": sha256, "meta": meta, "meta_sha256": _hash(meta)})
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(draft, folder)
+            sync_folder(folder.parent)
             for old in self._checkpoints()[KEEP:]:
                 shutil.rmtree(old, ignore_errors=True)
         self._last = time.monotonic()
@@ -139,19 +146,27 @@ class RunFolder:
         """Newest first."""
         return sorted((self.path / "checkpoints").glob("round-*"), reverse=True)
 
+    def _drop_checkpoints_after(self, round_number: int) -> None:
+        """Newer ones are damaged; kept, they would push out sound ones."""
+        for folder in self._checkpoints():
+            if int(folder.name.removeprefix("round-")) > round_number:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def restore_newest(self, fed: Federation) -> int:
         """Put the newest sound checkpoint into the federation; returns its round, or −1 to start from the beginning."""
         damaged = []
         for folder in self._checkpoints():
             try:
                 about = read_json(folder / "state.json")
+                if about["meta_sha256"] != _hash(about["meta"]):
+                    raise DataError(f"The file {str(folder / 'state.json')!r} is damaged.")
                 restore(fed, read_tensors(folder / "state.safetensors", about["sha256"]), about["meta"])
                 return fed.round_number
-            except (DataError, KeyError) as error:
+            except (DataError, KeyError, TypeError) as error:
                 damaged.append(str(error))
-        if damaged and self.done:
-            raise DataError(f"No checkpoint of the finished run in {str(self.path)!r} can be read ({damaged[0]}) "
-                            "Run it anew with --again.")
+        if self.done:
+            raise DataError(f"No checkpoint of the finished run in {str(self.path)!r} can be read "
+                            f"({damaged[0].rstrip('.') if damaged else 'there is none'}). Run it anew with --again.")
         return -1
 
     # ---- what was trained ------------------------------------------------------------------------------------------
@@ -175,6 +190,10 @@ class RunFolder:
         self.checkpoint(result.federation, force=True)
         self._write_models("final", result, data)
         write_json(self.path / "done", {"stopped": result.stopped, "summary": result.summary()})
+
+
+def _hash(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 def _validation(record: dict[str, Any]) -> float:

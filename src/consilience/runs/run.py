@@ -117,7 +117,7 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
         start = time.perf_counter()
         _keep(result, folder, listener, _describe(fed.prepare(), data) | {"global": None, "personalised": None, "validation": None,
                                                                           "measured": {"seconds": time.perf_counter() - start}})
-    while fed.round_number < config.run.rounds:
+    while fed.round_number < config.run.rounds and not judge.over:
         start = time.perf_counter()
         report = fed.round()
         record = _describe(report, data)
@@ -128,9 +128,9 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
         if folder:
             folder.keep_best(result, data, record)
             folder.checkpoint(fed)
-        if judge.enough(record):
-            result.stopped = f"no better validation score in {config.run.patience} scorings"
-            break
+        judge.hear(record)
+    if judge.over:
+        result.stopped = f"no better validation score in {config.run.patience} scorings"
     if folder:
         folder.finish(result, data)
 
@@ -208,14 +208,16 @@ class _Patience:
     def __init__(self, patience: int, records: list[dict[str, Any]]) -> None:
         self.patience, self.best, self.since = patience, float("-inf"), 0
         for record in records:
-            self.enough(record)
+            self.hear(record)
 
-    def enough(self, record: dict[str, Any]) -> bool:
+    def hear(self, record: dict[str, Any]) -> None:
         score = (record.get("validation") or {}).get("accuracy")
-        if not self.patience or score is None:
-            return False
-        self.best, self.since = (score, 0) if score > self.best else (self.best, self.since + 1)
-        return self.since >= self.patience
+        if score is not None:
+            self.best, self.since = (score, 0) if score > self.best else (self.best, self.since + 1)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.patience) and self.since >= self.patience
 
 
 __all__ = ["Listener", "build_federation", "build_model", "headline", "load_data", "run", "run_config", "score_round"]

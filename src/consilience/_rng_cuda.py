@@ -1,0 +1,68 @@
+"""The hash of `rng` as two fused CUDA kernels, bit for bit the same.
+
+Written in tensor operations a key takes thirteen small kernels and a draw about thirty; inside a captured step those, not the model,
+would be most of what small models launch. Used for CUDA tensors where Triton is installed; elsewhere `rng` does without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+BLOCK = 1024
+
+if triton is not None:
+    @triton.jit
+    def _mix(x, MIX_1: tl.constexpr, MIX_2: tl.constexpr):  # type: ignore[no-untyped-def]
+        x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_1
+        x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_2
+        return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+    @triton.jit
+    def _fold_kernel(key, number, out, host_number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr,  # type: ignore[no-untyped-def]
+                     ON_DEVICE: tl.constexpr):
+        add = host_number
+        if ON_DEVICE:
+            add = tl.load(number)
+        tl.store(out, _mix(tl.load(key) * GOLDEN + add, MIX_1, MIX_2))
+
+    @triton.jit
+    def _bits_kernel(key, out, n, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr, UNIFORM: tl.constexpr,  # type: ignore[no-untyped-def]
+                     BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = _mix(tl.load(key) + (i + 1) * GOLDEN, MIX_1, MIX_2)
+        if UNIFORM:
+            tl.store(out + i, (((x >> 41) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07, mask=i < n)
+        else:
+            tl.store(out + i, x, mask=i < n)
+
+
+def usable(key: Tensor) -> bool:
+    return triton is not None and key.is_cuda
+
+
+def fold(key: Tensor, number: int | Tensor, constants: tuple[int, int, int]) -> Tensor:
+    golden, mix_1, mix_2 = constants
+    out = torch.empty_like(key)
+    on_device = isinstance(number, Tensor)
+    with torch.cuda.device(key.device):
+        _fold_kernel[(1,)](key, number if on_device else key, out, 0 if on_device else number, golden, mix_1, mix_2, on_device)
+    return out
+
+
+def draw(key: Tensor, n: int, uniform: bool, constants: tuple[int, int, int]) -> Tensor:
+    golden, mix_1, mix_2 = constants
+    out = torch.empty(n, dtype=torch.float32 if uniform else torch.int64, device=key.device)
+    if n:
+        grid: Any = ((n + BLOCK - 1) // BLOCK,)
+        with torch.cuda.device(key.device):
+            _bits_kernel[grid](key, out, n, golden, mix_1, mix_2, uniform, BLOCK)
+    return out

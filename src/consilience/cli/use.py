@@ -1,0 +1,87 @@
+"""`consilience export`, `consilience predict` and `consilience onboard`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from ..runs.export import export as export_model
+from ..runs.files import write_bytes
+from ..runs.onboard import onboard as onboard_client
+from ..runs.use import predict as predict_samples
+from ..runs.use import predictions_csv
+from . import settings as s
+from .output import AsJson, out, print_json
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.", show_default=False)]
+Client = Annotated[str | None, typer.Option("--client", help="The model that serves this client; without it the global one.")]
+Which = Annotated[str, typer.Option("--which", help="final, or best: the model of the best validation score.")]
+Samples = Annotated[str, typer.Option("--data", help="A source of samples, as in 'folder(path=\"photos\")' or 'arrays(path=\"x.npz\")'.",
+                                      show_default=False)]
+
+
+def export(folder: Folder, to: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
+           client: Client = None, which: Which = "final",
+           onnx: Annotated[Path | None, typer.Option("--onnx", help="Also write the model as ONNX, to this file.")] = None,
+           data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
+    """Write a trained model as a plain state dict in safetensors, and beside it a JSON file that says how to load it."""
+    card = export_model(folder, to, client=client, which=which, onnx=onnx, data_dir=_text(data_dir))
+    if as_json:
+        return print_json(card)
+    console = out()
+    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else "")
+                  + (f", {onnx}" if onnx else ""))
+    if not card["state"]["strict"]:
+        console.print(f"The method replaced {', '.join(card['state']['replaced_by_the_method'])}: the factory alone does not fit.")
+    console.print("Load it with:\n\n" + "\n".join("    " + line for line in card["load"]), markup=False)
+
+
+def predict(folder: Folder, data: Samples, client: Client = None, which: Which = "final",
+            to: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; without it CSV on standard output.")] = None,
+            data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
+    """Say the class of every sample of a source, with probabilities."""
+    if to is not None and to.suffix not in (".csv", ".json"):
+        raise ConfigError(f"Predictions are written to a .csv or .json file. Got {str(to)!r} instead.")
+    document = predict_samples(folder, data, client=client, which=which, data_dir=_text(data_dir))
+    if to is not None:
+        text = predictions_csv(document) if to.suffix == ".csv" else json.dumps(document, indent=1) + "\n"
+        write_bytes(to, text.encode())
+    if as_json:
+        return print_json(document)
+    if to is None:
+        return typer.echo(predictions_csv(document), nl=False)
+    known = "" if document["accuracy"] is None else f"; {document['accuracy']:.3f} of those with a known label are right"
+    out().print(f"{document['samples']} predictions in {to}{known}")
+
+
+def onboard(folder: Folder, data: Samples,
+            epochs: Annotated[int, typer.Option("--epochs", help="Epochs of local training.")] = 10,
+            lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; the run's last by default.")] = None,
+            train: Annotated[float, typer.Option("--train", help="Share of the samples to train on; the rest is scored.")] = 0.75,
+            which: Which = "final", to: Annotated[Path, typer.Option("--out", "-o", help="The personal model's file.")] =
+            Path("personal.safetensors"), data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
+    """Give a new client its personal model by the method's own rule. The run's folder is not touched."""
+    done = onboard_client(folder, data, epochs=epochs, lr=lr, train=train, which=which, data_dir=_text(data_dir))
+    card = done.write(to)
+    report = {**done.report, "model": {"file": to.name, "state": card["state"], "personal": card["personal"]}}
+    if as_json:
+        return print_json(report)
+    console, r = out(), done.report
+    console.print(f"{r['method']}: a new client with {r['samples']['train']} samples to train on, {r['samples']['held_out']} held out",
+                  markup=False)
+    console.print(f"Starts from: {r['start']}.\nTrained {epochs} epochs at {r['lr']:g}: {r['rule']}.", markup=False)
+    for label, scores in (("before", r["before"]), ("after", r["after"])):
+        console.print(f"accuracy {label:6}  {_three(scores)}")
+    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else ""))
+
+
+def _three(scores: dict[str, Any] | None) -> str:
+    return "–" if scores is None else f"{scores['accuracy']:.3f}"
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

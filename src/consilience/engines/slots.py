@@ -1,0 +1,193 @@
+"""Many clients at once on one GPU.
+
+Each slot has its own parameters, a stream and captured CUDA graphs of the step; a queue of clients passes through the slots,
+longest first, so that clients of unequal size need no padding. A graph holds `BLOCK` steps, because launching is what small
+models spend their time on; what is left over runs through a graph of one step. Batches are gathered inside the graph from
+data that already lie on the GPU, by a step counter on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# Streams must not share hardware queues, and cuBLAS must use one workspace per stream to be repeatable. Both are read
+# when CUDA starts, so they are set on import.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+
+from .. import tree
+from ..core.federation import Work
+from ..core.part import Phase
+from ..core.slot import Slot
+from ..core.step import Program
+
+MOST_SLOTS = 20
+BLOCK = 8           # steps in a graph
+TURN = 4            # graphs a slot launches before the next slot has its turn
+WARM_UP = 2         # eager steps before a capture
+
+
+@dataclass
+class _Lane:
+    """A slot with its stream and its graphs."""
+
+    slot: Slot
+    stream: torch.cuda.Stream
+    pool: Any
+    graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = field(default_factory=dict)
+    work: Work | None = None
+    place: int = 0                                   # of its work among the works
+    launches: deque[tuple[Phase, int, int]] = field(default_factory=deque)      # phase, batch size, steps
+
+
+class Slots:
+    """The engine. `most` bounds the number of slots; it halves when the GPU's memory does not suffice."""
+
+    def __init__(self, program: Program, make_slot: Callable[[Work], Slot], most: int = MOST_SLOTS) -> None:
+        self.program, self.make_slot, self.most = program, make_slot, most
+        self.lanes: dict[str, list[_Lane]] = {}
+        self.captured = True                         # False once a step could not be captured
+        self.notes: list[str] = []                   # what the record should say
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+    def run(self, works: Iterable[Work]) -> Iterator[Any]:
+        queue = list(works)
+        results: dict[int, Any] = {}
+        main = torch.cuda.current_stream()
+        lanes = self._lanes_for(queue, main)
+        waiting = deque(sorted(range(len(queue)), key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
+        active = deque(lane for lane in lanes if self._next(lane, queue, waiting))
+        given = 0
+        while active:
+            lane = active.popleft()
+            self._launch(lane)
+            if lane.launches:
+                active.append(lane)
+                continue
+            assert lane.work is not None
+            with torch.cuda.stream(lane.stream):
+                results[lane.place] = lane.work.finish(lane.slot)
+            if self._next(lane, queue, waiting):
+                active.append(lane)
+        for lane in lanes:
+            main.wait_stream(lane.stream)
+        while given < len(queue):
+            yield results.pop(given)
+            given += 1
+
+    # ---- slots -----------------------------------------------------------------------------------------------------
+
+    def _lanes_for(self, queue: list[Work], main: torch.cuda.Stream) -> list[_Lane]:
+        """As many slots as there are clients, up to the bound; every one ordered after what the main stream has done."""
+        kind = queue[0].kind if queue else ""
+        lanes = self.lanes.setdefault(kind, [])
+        while len(lanes) < min(self.most, len(queue)):
+            try:
+                slot = self.make_slot(queue[0])
+                lanes.append(_Lane(slot, torch.cuda.Stream(), torch.cuda.graph_pool_handle()))
+            except torch.cuda.OutOfMemoryError:
+                self._shrink(lanes)
+        for lane in lanes:
+            lane.stream.wait_stream(main)
+        return lanes[: len(queue)]
+
+    def _shrink(self, lanes: list[_Lane]) -> None:
+        """Half the slots, and on with the run."""
+        if len(lanes) < 2:
+            raise
+        del lanes[max(1, len(lanes) // 2):]
+        self.most = len(lanes)
+        torch.cuda.empty_cache()
+        self.notes.append(f"the GPU's memory sufficed for {self.most} slots")
+
+    def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
+        """Load the next client into a free slot."""
+        if not waiting:
+            lane.work = None
+            return False
+        lane.place = waiting.popleft()
+        work = lane.work = queue[lane.place]
+        with torch.cuda.stream(lane.stream):
+            work.load(lane.slot)
+        lane.launches = deque(blocks_of(work.schedule) if self.captured else [])
+        if not self.captured:
+            self._eagerly(lane)
+        return True
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _launch(self, lane: _Lane) -> None:
+        for _ in range(min(TURN, len(lane.launches))):
+            phase, size, steps = lane.launches.popleft()
+            graph = lane.graphs.get((phase.name, size, steps))
+            if graph is None:
+                try:
+                    graph = lane.graphs[phase.name, size, steps] = self._capture(lane, phase, size, steps)
+                except torch.cuda.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    return self._give_up_capture(lane, error)
+            with torch.cuda.stream(lane.stream):
+                graph.replay()
+
+    def _capture(self, lane: _Lane, phase: Phase, size: int, steps: int) -> torch.cuda.CUDAGraph:
+        """Record `steps` steps. What the warm-up wrote is undone; recording itself runs nothing."""
+        slot = lane.slot
+        with torch.cuda.stream(lane.stream):
+            saved = tree.clone(slot.written())
+            self.program.begin(slot, phase)
+            for _ in range(WARM_UP):
+                slot.counter.zero_()                 # the warm-up must not run past the last row of the order
+                self.program.step(slot, phase, size)
+            with torch.no_grad():
+                tree.copy_into(slot.written(), saved)
+        lane.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+            for _ in range(steps):
+                self.program.step(slot, phase, size)
+        return graph
+
+    def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:
+        """Some step cannot be captured: say so once, and run this client and all later ones step by step."""
+        names = "+".join(p.name for parts in self.program.hooks.values() for p in parts.get("loss", [])) or "the method"
+        reason = str(error).splitlines()[0]
+        self.captured = False
+        self.notes.append(f"steps are not captured: {reason}")
+        warnings.warn(f"Steps of {names} cannot be captured in a CUDA graph ({reason}); they run one by one, slower.", stacklevel=2)
+        torch.cuda.synchronize()
+        assert lane.work is not None
+        with torch.cuda.stream(lane.stream):
+            lane.work.load(lane.slot)                # from the start: draws are keyed, so nothing differs
+        self._eagerly(lane)
+
+    def _eagerly(self, lane: _Lane) -> None:
+        assert lane.work is not None
+        lane.launches.clear()
+        with torch.cuda.stream(lane.stream):
+            for phase, sizes in lane.work.schedule:
+                self.program.begin(lane.slot, phase)
+                for size in sizes:
+                    self.program.step(lane.slot, phase, size)
+
+
+def blocks_of(schedule: list[tuple[Phase, list[int]]]) -> list[tuple[Phase, int, int]]:
+    """A schedule as (phase, batch size, steps), with steps of equal size in blocks."""
+    out: list[tuple[Phase, int, int]] = []
+    for phase, sizes in schedule:
+        start = 0
+        while start < len(sizes):
+            end = start
+            while end < len(sizes) and sizes[end] == sizes[start]:
+                end += 1
+            full, rest = divmod(end - start, BLOCK)
+            out += [(phase, sizes[start], BLOCK)] * full + [(phase, sizes[start], 1)] * rest
+            start = end
+    return out

@@ -1,0 +1,50 @@
+"""Scores of class probabilities: balanced accuracy, area under the ROC curve, calibration."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+
+def class_accuracy(predicted: Tensor, y: Tensor, classes: int) -> list[float | None]:
+    """Share of each class's samples that are right; None for a class without samples."""
+    right, of = [], []
+    for c in range(classes):
+        mine = y == c
+        of.append(int(mine.sum()))
+        right.append(int((predicted[mine] == c).sum()))
+    return [r / n if n else None for r, n in zip(right, of)]
+
+
+def balanced_accuracy(predicted: Tensor, y: Tensor) -> float | None:
+    """Mean over the classes present of the share of their samples that are right (macro recall)."""
+    if not len(y):
+        return None
+    from sklearn.metrics import recall_score
+    present = y.unique().numpy()
+    return float(recall_score(y.numpy(), predicted.numpy(), labels=present, average="macro", zero_division=0))
+
+
+def auroc(probabilities: Tensor, y: Tensor) -> float | None:
+    """Area under the ROC curve, each class against the rest, mean over the classes that have samples on both sides."""
+    from sklearn.metrics import roc_auc_score
+    p, labels = probabilities.double().numpy(), y.numpy()
+    areas = [roc_auc_score(labels == c, p[:, c]) for c in np.unique(labels) if (labels != c).any()]
+    return float(np.mean(areas)) if areas else None
+
+
+def calibration(probabilities: Tensor, y: Tensor, bins: int = 15) -> dict[str, float | None]:
+    """Expected calibration error, its largest term, and mean confidence.
+
+    Samples fall by their highest probability into `bins` intervals (b/B, (b+1)/B] of equal width;
+    ECE = Σ_b |B_b|/n · |accuracy(B_b) − confidence(B_b)|, MCE = the largest |accuracy − confidence| of a bin that is not empty.
+    """
+    if not len(y):
+        return {"ece": None, "mce": None, "confidence": None}
+    confidence, predicted = (t.numpy() for t in probabilities.double().max(1))
+    right = (predicted == y.numpy()).astype(float)
+    where = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    count = np.bincount(where, minlength=bins)
+    filled = count > 0
+    gap = np.abs(np.bincount(where, right, bins) - np.bincount(where, confidence, bins))[filled]
+    return {"ece": float(gap.sum() / len(right)), "mce": float((gap / count[filled]).max()), "confidence": float(confidence.mean())}

@@ -1,0 +1,133 @@
+"""Local training as the next round would do it, looked at without touching the federation.
+
+A federation's states are replaced, never written to, so a shallow copy can play the next round and be thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.client import ClientState, ClientView, Outcome
+from ..core.federation import Engine, Federation, Work
+from ..core.part import Model
+from ..core.store import ClientStore
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the next round leaves behind: clients as trained, and the global model after aggregation."""
+
+    outcomes: dict[int, Outcome]              # clients that made at least one step
+    aggregated: Model
+    exchanged: bool                           # models were averaged
+
+
+class _Overlay(ClientStore):
+    """Another store's states under changes that are kept here alone."""
+
+    def __init__(self, below: ClientStore) -> None:
+        super().__init__(below.fresh)
+        self.below = below
+        self.changed: dict[int, ClientState] = {}
+
+    def _read(self, number: int) -> ClientState:
+        return self.changed[number] if number in self.changed else self.below.get(number)
+
+    def _write(self, states: Mapping[int, ClientState]) -> None:
+        self.changed.update(states)
+
+    def _numbers(self) -> Iterator[int]:
+        return iter(sorted({*self.changed, *(number for number, _ in self.below.visited())}))
+
+
+def twin(fed: Federation) -> Federation:
+    """A copy that can play rounds of its own. No client is lost in it."""
+    other = copy.copy(fed)
+    other.versions = dict(fed.versions)
+    other.policy = replace(fed.policy, dropout=0.0)
+    other.clients = _Overlay(fed.clients)
+    other.on_client = lambda done, of: None
+    return other
+
+
+class _Keeping:
+    """An engine that hands on another's results and keeps those of the round's own work."""
+
+    def __init__(self, engine: Engine, tell: Callable[[int], None]) -> None:
+        self.engine, self.tell = engine, tell
+        self.outcomes: dict[int, Outcome] = {}
+
+    def run(self, works: Iterable[Work]) -> Iterator[Any]:
+        works = list(works)
+        for work, outcome in zip(works, self.engine.run(works)):
+            if work.kind == "round":
+                self.outcomes[work.number] = outcome
+                self.tell(len(self.outcomes))
+            yield outcome
+
+
+def train_all(fed: Federation, tell: Callable[[int, int], None] = lambda done, of: None) -> Trained:
+    """The next round with every client in it."""
+    other = twin(fed)
+    engine = _Keeping(fed.engine, lambda done: tell(done, fed.size))
+    other.engine = engine
+    report = other.round(range(fed.size))
+    return Trained(engine.outcomes, other.model, report.exchanged)
+
+
+class _Enough(Exception):
+    """The client watched is done; the rest of the round is of no interest."""
+
+
+class _Watching:
+    """An engine that runs the first client step by step, shows its model and stops there."""
+
+    def __init__(self, fed: Federation, number: int, every: int, show: Callable[[int, int, Model], None]) -> None:
+        self.fed, self.number, self.every, self.show = fed, number, every, show
+
+    def run(self, works: Iterable[Work]) -> Iterator[Any]:
+        for work in works:
+            if work.kind != "round":
+                yield from self.fed.engine.run([work])
+                continue
+            assert work.number == self.number
+            self._walk(work)
+            raise _Enough
+
+    def _walk(self, work: Work) -> None:
+        program, slot = self.fed.program, self.fed.make_slot(work)
+        work.load(slot)
+        total, done = sum(len(sizes) for _, sizes in work.schedule), 0
+        self.show(0, total, slot.model)
+        for phase, sizes in work.schedule:
+            program.begin(slot, phase)
+            for size in sizes:
+                program.step(slot, phase, size)
+                done += 1
+                if done % self.every == 0 or done == total:
+                    self.show(done, total, slot.model)
+
+
+def watch_client(fed: Federation, number: int, every: int, show: Callable[[int, int, Model], None]) -> None:
+    """One client's local training in the next round. `show(step, of, model)` sees the start, every `every` steps and the end.
+
+    All clients take part in what comes before training (surveys, deliveries), so that the client receives what it would receive.
+    The model shown is written to by the next step.
+    """
+    other = twin(fed)
+    other.engine = _Watching(fed, number, every, show)
+    try:
+        other.round([number, *(i for i in range(fed.size) if i != number)])
+    except _Enough:
+        return
+
+
+def served(fed: Federation, number: int, model: Model, state: ClientState) -> tuple[Model, bool]:
+    """The model a client with this state is served by when it holds `model`, and whether taps act in it."""
+    taps = True
+    for part in fed.method.using("personalise"):
+        model, taps = part.personalise(ClientView(fed, number, part, model, state, "personalise", [number]))
+    return model, taps

@@ -1,0 +1,155 @@
+"""Scores of models on samples: the global model's and those of the models clients are served by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...options import option
+from ..accuracy import Scores, score_each, score_model
+from ..classification import auroc, balanced_accuracy, calibration
+from ..clients import bottom_decile, client_mean, worst
+from ..gather import Answers, Asked
+from ..registry import Measure, register
+from ..subject import ROWS, TRAINING, Subject
+
+_ROWS_DOC = "which samples; auto: clients' test samples, else the global test set"
+_TRAINING_DOC = "before the next round's local training, or after it"
+
+
+def _both(s: Subject, training: str, score: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """For the global model where there is one, and for the models clients are served by where these are others."""
+    out: dict[str, Any] = {}
+    if s.no_model("global", training) is None:
+        out["global" if training == "before" else "local"] = score("global")
+    if s.fed.personal or not out:
+        out["personalised"] = score("personalised")
+    return out
+
+
+def _spread(each: dict[str, float]) -> dict[str, Any]:
+    low = worst(each)
+    return {"client_mean": client_mean(each), "worst": low[1] if low else None, "worst_client": low[0] if low else None,
+            "bottom_decile": bottom_decile(each), "per_client": each}
+
+
+def scores_of(s: Subject, model: str, training: str, rows: str) -> Scores:
+    """Per client, as sums over its samples; one owner for one global model on the global test set."""
+    scored = s.described(model, training, rows)
+    if model == "global" and training == "before":
+        if rows == "global":
+            return score_model(s.fed, s.fed.model, [s.data.test], ["global test set"], scored)
+        return score_model(s.fed, s.fed.model, s.rows(rows), s.names, scored)
+    asked = (Asked(*s.model_of(i, model, training), own, i) for i, own in enumerate(s.rows(rows)) if len(own))
+    return score_each(s.fed, asked, s.names, scored)
+
+
+@dataclass(frozen=True)
+class _Scored(Measure):
+    rows: str = option("auto", _ROWS_DOC, choices=ROWS)
+    training: str = option("before", _TRAINING_DOC, choices=TRAINING)
+
+    def missing(self, s: Subject) -> str | None:
+        return s.no_rows(s.choose_rows(self.rows))
+
+
+@register
+@dataclass(frozen=True)
+class Accuracy(_Scored):
+    """Accuracy of the global model and of the models clients are served by: pooled, client mean, worst client, bottom decile."""
+
+    name = "accuracy"
+    formula = "pooled Σ_k n_k a_k / Σ n_k; client mean Σ a_k / K; worst min a_k; bottom decile: mean of the ⌈K/10⌉ lowest a_k"
+
+    def measure(self, s: Subject) -> dict[str, Any]:
+        def score(model: str) -> dict[str, Any]:
+            scores = scores_of(s, model, self.training, s.choose_rows(self.rows))
+            return {"pooled": scores.pooled("accuracy"), **_spread(scores.with_samples("accuracy")), "loss": scores.pooled("loss"),
+                    "samples": sum(scores.counts), "scored": scores.scored}
+        return _both(s, self.training, score)
+
+
+@register
+@dataclass(frozen=True)
+class Dice(_Scored):
+    """Dice of masks, with the background (as FedFA reports it) and without."""
+
+    name = "dice"
+    needs = ("segmentation",)
+    formula = "2|P∩T| / (|P| + |T| + 1e-5) per image and class; mean over images, then over classes"
+
+    def measure(self, s: Subject) -> dict[str, Any]:
+        def score(model: str) -> dict[str, Any]:
+            scores = scores_of(s, model, self.training, s.choose_rows(self.rows))
+            out = {}
+            for label, measure in (("with_background", "dice"), ("foreground", "dice_foreground")):
+                out[label] = {"pooled": scores.pooled(measure), **_spread(scores.with_samples(measure))}
+            return {**out, "samples": sum(scores.counts), "scored": scores.scored}
+        return _both(s, self.training, score)
+
+
+@dataclass(frozen=True)
+class _Answered(_Scored):
+    """One number from answers, over all samples together and client by client."""
+
+    needs = ("classification",)
+
+    def value(self, answers: Answers) -> float | None:
+        raise NotImplementedError
+
+    def more(self, answers: Answers) -> dict[str, Any]:
+        return {}
+
+    def measure(self, s: Subject) -> dict[str, Any]:
+        rows = s.choose_rows(self.rows)
+
+        def score(model: str) -> dict[str, Any]:
+            answers = s.answers(model, self.training, rows)
+            each = {name: v for i, name in enumerate(s.names) if len(own := answers.of(i)) and (v := self.value(own)) is not None}
+            spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
+            return {"pooled": self.value(answers), **spread, **self.more(answers), "samples": len(answers),
+                    "scored": s.described(model, self.training, rows)}
+        return _both(s, self.training, score)
+
+
+@register
+@dataclass(frozen=True)
+class BalancedAccuracy(_Answered):
+    """Mean over the classes present of the share of their samples that are right."""
+
+    name = "balanced_accuracy"
+    formula = "1/|C| Σ_{c∈C} correct_c / n_c, C the classes with samples"
+
+    def value(self, answers: Answers) -> float | None:
+        return balanced_accuracy(answers.predicted, answers.y)
+
+
+@register
+@dataclass(frozen=True)
+class Auroc(_Answered):
+    """Area under the ROC curve, each class against the rest, mean over the classes present."""
+
+    name = "auroc"
+    formula = "1/|C| Σ_{c∈C} AUC(y = c, p_c), C the classes with samples on both sides"
+
+    def value(self, answers: Answers) -> float | None:
+        return auroc(answers.probabilities, answers.y)
+
+
+@register
+@dataclass(frozen=True)
+class Calibration(_Answered):
+    """Expected calibration error, the largest error of a bin, and mean confidence."""
+
+    name = "calibration"
+    formula = "ECE = Σ_b |B_b|/n · |accuracy(B_b) − confidence(B_b)|, bins of equal width over the highest probability"
+    bins: int = option(15, "number of bins", low=1)
+
+    def value(self, answers: Answers) -> float | None:
+        return calibration(answers.probabilities, answers.y, self.bins)["ece"]
+
+    def more(self, answers: Answers) -> dict[str, Any]:
+        scores = calibration(answers.probabilities, answers.y, self.bins)
+        return {"largest_bin_error": scores["mce"], "confidence": scores["confidence"],
+                "accuracy": float((answers.predicted == answers.y).double().mean()) if len(answers) else None}

@@ -1,0 +1,193 @@
+"""What is measured: a federation as it stands, its data, its records, and a run to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..core.federation import Federation
+from ..core.part import Model
+from ..data import FederatedData
+from ..errors import ConfigError, did_you_mean
+from .gather import Answers, Asked, gather
+from .local_training import Trained, served, train_all, watch_client
+
+T = TypeVar("T")
+
+ROWS = ("auto", "test", "validation", "train", "global")
+MODELS = ("auto", "global", "personalised")
+TRAINING = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Another run's records, to compare with."""
+
+    method: str
+    seed: int
+    split_hash: str
+    records: Sequence[dict[str, Any]]
+
+    def about(self) -> dict[str, Any]:
+        return {"method": self.method, "seed": self.seed}
+
+
+class Subject:
+    """Gathers what measures ask for, each thing once. Nothing here changes the federation."""
+
+    def __init__(self, fed: Federation, data: FederatedData, records: Sequence[dict[str, Any]] = (), reference: Reference | None = None,
+                 tell: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:
+        self.fed, self.data, self.records, self.reference, self.tell = fed, data, records, reference, tell
+        self._memo: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What `compute` gives, computed once however many measures ask."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]
+
+    def key(self, *words: str | int) -> Tensor:
+        """A key for a measure's draws; the same for every method and round of one seed, so that numbers can be compared."""
+        return rng.key(self.fed.policy.seed, "measure", *words)
+
+    @property
+    def names(self) -> list[str]:
+        return [c.name for c in self.data.clients]
+
+    def number(self, owner: int) -> int:
+        """A client's number in the federation, which has one only where data are pooled."""
+        return 0 if self.fed.pooled else owner
+
+    @cached_property
+    def trained(self) -> Trained:
+        """Every client after the next round's local training."""
+        return train_all(self.fed, lambda done, of: self.tell("local training", done, of))
+
+    # ---- samples -----------------------------------------------------------------------------------------------------
+
+    def choose_rows(self, rows: str, first: str = "test") -> str:
+        """What "auto" means: `first` (clients' test samples, or the global test set), else the other of the two."""
+        if rows != "auto":
+            return rows
+        order = ("test", "global") if first == "test" else ("global", "test")
+        return next((r for r in order if self.count(r)), first)
+
+    def rows(self, rows: str) -> list[Tensor]:
+        """The rows of every client; the same for all where they are the global test set."""
+        if rows == "global":
+            return [self.data.test] * len(self.data.clients)
+        return [{"test": c.test, "validation": c.val, "train": c.train}[rows] for c in self.data.clients]
+
+    def count(self, rows: str) -> int:
+        return len(self.data.test) if rows == "global" else sum(len(r) for r in self.rows(rows))
+
+    def no_rows(self, rows: str) -> str | None:
+        """Why there is nothing to measure on, or None."""
+        if self.count(rows):
+            return None
+        what = "there is no global test set" if rows == "global" else f"no client has {rows} samples"
+        there = [r for r in ("test", "global", "validation", "train") if self.count(r)]
+        return f"{what}. Set rows={there[0]}" if there else what
+
+    def everything(self, rows: str) -> Tensor:
+        """All rows once."""
+        return self.data.test if rows == "global" else torch.cat(self.rows(rows))
+
+    def present(self, owner: int) -> set[int]:
+        """Classes among a client's training samples."""
+        return set(self.data.y[self.data.clients[owner].train].unique().tolist())
+
+    # ---- models --------------------------------------------------------------------------------------------------------
+
+    def choose_model(self, model: str, training: str = "before") -> str:
+        """What "auto" means: the global model where there is one (after local training: models without personal tensors)."""
+        if model != "auto":
+            return model
+        return "global" if self.fed.no_global_model is None or training == "after" else "personalised"
+
+    def no_model(self, model: str, training: str = "before") -> str | None:
+        if model == "global" and training == "before" and self.fed.no_global_model:
+            return f"{self.fed.no_global_model}. Set model=personalised"
+        return None
+
+    def described(self, model: str, training: str, rows: str) -> str:
+        """What an answer is an answer of."""
+        who = {("global", "before"): "the global model", ("global", "after"): "clients' models, personal tensors left out,",
+               ("personalised", "before"): "the models clients are served by",
+               ("personalised", "after"): "the models clients are served by,"}[model, training]
+        when = "after the next round's local training" if training == "after" else (
+            self.fed.personal_scoring if model == "personalised" and self.fed.personal else "after aggregation, before local training")
+        where = "the global test set" if rows == "global" else f"clients' own {rows} samples"
+        return f"{who} {when}, on {where}"
+
+    def model_of(self, owner: int, model: str, training: str) -> tuple[int, Any, Model, bool]:
+        """(number, state, model, taps) for a client."""
+        fed, number = self.fed, self.number(owner)
+        state = fed.client(number)
+        if training == "after" and number in self.trained.outcomes:
+            outcome = self.trained.outcomes[number]
+            if model == "global":
+                return number, outcome.state, outcome.model, False
+            return number, outcome.state, *served(fed, number, outcome.model, outcome.state)
+        if model == "global":
+            # a client that made no step holds what it received
+            return number, state, fed.model if training == "before" else fed.received(state), False
+        return number, state, *fed.personal_model(number)
+
+    def answers(self, model: str, training: str, rows: str, point: str = "logits") -> Answers:
+        """What the models answer. One global model asked about the global test set answers once, for owner −1."""
+        return self.once(("answers", model, training, rows, point), lambda: self._ask(model, training, rows, point))
+
+    def _ask(self, model: str, training: str, rows: str, point: str) -> Answers:
+        if model == "global" and training == "before":
+            state = self.fed.client(0)
+            each = [(-1, self.data.test)] if rows == "global" else enumerate(self.rows(rows))
+            return gather(self.fed, [Asked(0, state, self.fed.model, False, own, owner) for owner, own in each if len(own)], point)
+
+        def asked() -> Any:
+            for owner, own in enumerate(self.rows(rows)):
+                if len(own):
+                    number, state, held, taps = self.model_of(owner, model, training)
+                    yield Asked(number, state, held, taps, own, owner)
+                    self.tell("asking models", owner + 1, len(self.data.clients))
+        return gather(self.fed, asked(), point)
+
+    # ---- one client --------------------------------------------------------------------------------------------------
+
+    def choose_client(self, name: str) -> int:
+        """A client by name; without one, that whose training samples cover nearest to half of the classes (LfD's choice)."""
+        if name:
+            if name not in self.names:
+                raise ConfigError(f"There is no client {name!r}.{did_you_mean(name, self.names)}")
+            owner = self.names.index(name)
+            if not self._trains(owner):
+                raise ConfigError(f"The client {name!r} has too few samples for a batch, so it never trains.")
+            return owner
+        able = [i for i in range(len(self.names)) if self._trains(i)]
+        return min(able, key=lambda i: (abs(len(self.present(i)) - self.data.classes / 2), i))
+
+    def _trains(self, owner: int) -> bool:
+        return bool(self.fed.samples.schedule(self.number(owner), self.fed.phases))
+
+    def local_path(self, owner: int, rows: str, point: str, looks: int, samples: int) -> list[tuple[int, Tensor, Tensor]]:
+        """(step, logits, values at the point) along a client's local training, on samples drawn once; step 0 is what it received."""
+        def walk() -> list[tuple[int, Tensor, Tensor]]:
+            number = self.number(owner)
+            state, every = self.fed.client(number), self.everything(rows)
+            drawn = every[rng.permutation(self.key("path", rows), len(every))[:samples]]
+            total = sum(len(sizes) for _, sizes in self.fed.samples.schedule(number, self.fed.phases))
+            seen: list[tuple[int, Tensor, Tensor]] = []
+
+            def show(step: int, of: int, model: Model) -> None:
+                said = gather(self.fed, [Asked(number, state, model, False, drawn, owner)], point)
+                seen.append((step, said.logits, said.values))
+                self.tell(f"local training of {self.names[owner]}", step, of)
+            watch_client(self.fed, number, max(1, round(total / looks)), show)
+            return seen
+        return self.once(("path", owner, rows, point, looks, samples), walk)

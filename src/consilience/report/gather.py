@@ -1,0 +1,172 @@
+"""Read runs from their folders and put those together that differ by seed alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ConsilienceError, DataError
+from ..parts.stack import parse_stack
+from ..runs.files import read_json
+from ..runs.folder import read_records
+from ..runs.result import summarise
+
+# Differ between runs whose results may be put into one band: the seeds, and settings that say where and how a run is
+# carried out but not what it computes.
+_NOT_A_METHOD = frozenset({"method", "settings", "seed", "data_seed", "engine", "device", "data_dir", "track"})
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run's folder says, read without its data set or its tensors."""
+
+    path: Path
+    method: str                              # as it was typed
+    config: dict[str, Any]
+    about: dict[str, Any]                    # what the run knew of its data
+    records: list[dict[str, Any]]
+    environment: dict[str, Any]
+    measures: dict[str, Any]                 # of measures.json, where there is one
+    stopped: str | None                      # why it ended; None while it is not finished
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def scored(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if r.get("personalised")]
+
+    def summary(self) -> dict[str, Any]:
+        return summarise(self.records, self.stopped or "not finished")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method with one set of settings, in the order of their seeds."""
+
+    label: str
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def is_local(self) -> bool:
+        return self.runs[0].method == "local"
+
+
+@dataclass
+class Gathered:
+    """All runs of a report, and what had to be left out of it."""
+
+    groups: list[Group]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for group in self.groups for run in group.runs]
+
+
+def find_runs(folders: Iterable[str | Path]) -> list[Path]:
+    """Folders of runs among and below those given, each once, in a fixed order. A run's own folder is not searched further."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        top = Path(folder)
+        if not top.is_dir():
+            raise ConfigError(f"There is no folder {str(top)!r}.")
+        here = []
+        for path, below, files in os.walk(top):
+            if "config.json" in files and _is_run(Path(path) / "config.json"):
+                here.append(Path(path))
+                below.clear()
+            else:
+                below[:] = [name for name in below if not name.startswith(".")]
+        if not here:
+            raise ConfigError(f"The folder {str(top)!r} holds no run: neither it nor a folder below it has a run's config.json.")
+        for path in sorted(map(Path, here)):
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _is_run(config: Path) -> bool:
+    """Other programs write files of this name too. A damaged one beside records is a run, and is spoken of later."""
+    try:
+        return {"method", "config", "data"} <= read_json(config).keys()
+    except (DataError, AttributeError):
+        return (config.parent / "records.jsonl").is_file()
+
+
+def read_run(path: Path) -> StoredRun:
+    """One run, finished or not."""
+    stored = read_json(path / "config.json")
+    records = read_records(path / "records.jsonl") if (path / "records.jsonl").is_file() else []
+    optional = {name: read_json(path / f"{name}.json") if (path / f"{name}.json").is_file() else {}
+                for name in ("environment", "measures")}
+    stopped = read_json(path / "done").get("stopped", "done") if (path / "done").is_file() else None
+    try:
+        return StoredRun(path, str(stored["config"].get("method") or stored["method"]), stored["config"], stored["data"], records,
+                         optional["environment"], optional["measures"], stopped)
+    except (KeyError, AttributeError, TypeError):
+        raise DataError(f"The file {str(path / 'config.json')!r} is not a run's configuration.") from None
+
+
+def gather(folders: Sequence[str | Path]) -> Gathered:
+    """All runs below the folders. One that cannot be read, or has no scores yet, is left out and named in the notes."""
+    runs, notes = [], []
+    for path in find_runs(folders):
+        try:
+            run = read_run(path)
+        except ConsilienceError as error:
+            notes.append(f"{path.name} is left out. {error}")
+            continue
+        if not run.scored:
+            notes.append(f"{path.name} is left out: no round was scored yet.")
+            continue
+        if run.stopped is None:
+            notes.append(f"{path.name} is not finished: round {run.records[-1]['round']} of {run.config.get('rounds', '?')}.")
+        runs.append(run)
+    if not runs:
+        raise ConfigError("None of the runs can be shown. " + " ".join(notes))
+    groups, more = group_runs(runs)
+    return Gathered(groups, notes + more)
+
+
+def group_runs(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:
+    """Runs that differ by seed alone form a group. Where a method stands in two groups, what differs is in their labels."""
+    notes: list[str] = []
+    by_key: dict[str, dict[int, StoredRun]] = {}
+    for run in runs:
+        seeds = by_key.setdefault(_key(run), {})
+        if run.seed in seeds:
+            notes.append(f"{run.path.name} is left out: {seeds[run.seed].path.name} has the same settings and seed.")
+        seeds.setdefault(run.seed, run)
+    members = [tuple(s[seed] for seed in sorted(s)) for s in by_key.values()]
+    # clients alone come first, then plain averaging, then the rest as they were named
+    members.sort(key=lambda g: {"local": 0, "fedavg": 1}.get(g[0].method, 2))
+    names = [g[0].method for g in members]
+    groups = []
+    for own, name in zip(members, names):
+        rivals = [g[0] for g, other in zip(members, names) if other == name]
+        groups.append(Group(name if len(rivals) == 1 else f"{name} ({_distinction(own[0], rivals)})", own))
+    return groups, notes
+
+
+def _key(run: StoredRun) -> str:
+    """Equal for runs whose results may be averaged. The method's parts count, not the way their names were typed."""
+    settings = run.config.get("settings") or {}
+    try:
+        method: Any = [[p.name, asdict(p)] for p in parse_stack(run.method, settings).parts]   # type: ignore[call-overload]
+    except ConsilienceError:                  # a part of the user's own that is not installed here
+        method = [run.method, sorted(settings.items())]
+    rest = {k: v for k, v in run.config.items() if k not in _NOT_A_METHOD}
+    # the split's hash changes with the seed; the data set and the way it is divided do not
+    data = {k: run.about.get(k) for k in ("name", "fingerprint", "split", "shift", "clients", "classes")}
+    return json.dumps([method, rest, data], sort_keys=True, default=str)
+
+
+def _distinction(run: StoredRun, rivals: Sequence[StoredRun]) -> str:
+    flat = lambda r: {**r.config, **(r.config.get("settings") or {}), "fingerprint": r.about.get("fingerprint")}
+    keys = [k for k in flat(run) if k not in _NOT_A_METHOD and len({str(flat(r).get(k)) for r in rivals}) > 1]
+    return ", ".join(f"{k}={flat(run)[k]}" for k in keys[:4]) + (", …" if len(keys) > 4 else "")

@@ -1,0 +1,147 @@
+"""What the runs of a comparison say together: rows, paired differences, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, unknown
+from ..report.tables import Table
+from .files import write_bytes, write_json
+from .result import headline
+from .statistics import paired, spread
+
+if TYPE_CHECKING:
+    from .tune import Tuning
+
+Row = dict[str, Any]
+COLUMNS = (("global", "global", "accuracy"), ("personalised", "personalised", "accuracy"), ("worst", "personalised", "worst"))
+SCORES = {
+    "last": "of the last round",
+    "best_by_validation": "of the round with the best validation score",
+    "best_by_test": "of the round with the best test score, chosen by the test samples themselves and so too high",
+    "mean_of_best_five": "averaged over the five rounds with the best test scores, chosen by the test samples themselves and so too high",
+}
+
+
+def check_score(score: str) -> str:
+    if score not in SCORES:
+        raise unknown("score", score, SCORES)
+    return score
+
+
+def chosen_rounds(records: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
+    """The records a score is taken from. Among equals the earliest round."""
+    scored = [r for r in records if r.get("personalised")]
+    if score == "last":
+        return scored[-1:]
+    judge = (lambda r: r.get("validation") or {}) if score == "best_by_validation" else headline
+    judged = [(v, r) for r in scored if (v := judge(r).get("accuracy")) is not None]
+    ranked = [r for _, r in sorted(judged, key=lambda pair: (-pair[0], pair[1]["round"]))]
+    return ranked[: 5 if score == "mean_of_best_five" else 1]
+
+
+@dataclass
+class Comparison:
+    """The runs by row and seed. A row lacks the seeds whose run failed."""
+
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    documents: Mapping[tuple[str, int], dict[str, Any]]
+    failures: Mapping[tuple[str, int], str]
+    reference: str
+    score: str = "last"
+    config: Mapping[str, Any] = field(default_factory=dict)      # what all rows share
+    folders: Mapping[tuple[str, int], str | None] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+    tuning: Tuning | None = None
+
+    def __post_init__(self) -> None:
+        for seed in self.seeds:
+            hashes = {self.documents[m, seed]["data"]["hash"]: m for m in self.methods if (m, seed) in self.documents}
+            if len(hashes) > 1:
+                raise ConfigError(f"The runs of seed {seed} were made on different data, so they cannot be compared: "
+                                  f"{' and '.join(hashes.values())}. Was the data set changed? Run them anew with --again.")
+
+    @property
+    def local(self) -> str | None:
+        """The row of clients training alone, where there is one beside the reference."""
+        return "local" if "local" in self.methods and self.reference != "local" else None
+
+    def values(self, method: str, model: str, measure: str) -> list[float | None]:
+        """One value per seed."""
+        out: list[float | None] = []
+        for seed in self.seeds:
+            rounds = chosen_rounds(self.documents.get((method, seed), {}).get("records", []), self.score)
+            known = [v for r in rounds if (v := (r[model] or {}).get(measure)) is not None]
+            out.append(sum(known) / len(known) if known else None)
+        return out
+
+    def rows(self) -> list[Row]:
+        return [self._row(method) for method in self.methods]
+
+    def _row(self, method: str) -> Row:
+        row: Row = {"name": method, "seeds": list(self.seeds), "score": self.score}
+        for label, model, measure in COLUMNS:
+            values = self.values(method, model, measure)
+            summary = spread(values)
+            row[label] = None if summary is None else {"mean": summary.mean, "std": summary.std, "values": values}
+        row["gain"] = self._gain(method, self.reference)
+        row["gain_over_local"] = self._gain(method, self.local) if self.local else None
+        row["tuned"] = self.tuning.chosen(method) if self.tuning else None
+        row["failures"] = {str(s): self.failures[method, s] for s in self.seeds if (method, s) in self.failures} or None
+        row["folders"] = {str(s): f for s in self.seeds if (f := self.folders.get((method, s)))} or None
+        return row
+
+    def _gain(self, method: str, over: str) -> dict[str, Any] | None:
+        measured = lambda name: self.values(name, "personalised", "accuracy")
+        gain = paired(measured(method), measured(over)) if method != over else None
+        return None if gain is None else gain.as_dict() | {"over": over}
+
+    def notes(self) -> list[str]:
+        n = len(self.seeds)
+        over = " and ".join([f"{self.reference}'s", *(["local's"] if self.local else [])])
+        out = [f"Accuracies {SCORES[self.score]}, on the clients' test samples, mean ± standard deviation over {n} "
+               f"seed{'s' if n > 1 else ''}; – where a method has no such model.",
+               f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
+               "corrected for the number of methods."]
+        out += self.remarks
+        if self.tuning:
+            out += self.tuning.notes()
+        return out + [f"{m}, seed {s} failed: {why}" for (m, s), why in self.failures.items()]
+
+    def table(self, title: str = "") -> Table:
+        header = ["method", "global", "personalised", "worst client", f"gain over {self.reference}", "p"]
+        header += ["gain over local", "p"] if self.local else []
+        rows = self.rows()
+        return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows)
+
+    def _cells(self, row: Row) -> list[str]:
+        there = len(self.seeds) - len(row["failures"] or ())
+        cells = [row["name"] + (f" ({there} of {len(self.seeds)} seeds)" if row["failures"] else "")]
+        for label, _, _ in COLUMNS:
+            cell = row[label]
+            cells.append("–" if cell is None else f"{cell['mean']:.3f}" + (f" ± {cell['std']:.3f}" if cell["std"] is not None else ""))
+        for gain in (row["gain"], row["gain_over_local"])[: 2 if self.local else 1]:
+            if gain is None:
+                cells += ["", ""]
+            else:
+                interval = f" [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain["low"] is not None else ""
+                cells += [f"{gain['difference']:+.3f}{interval}", "–" if gain["p_value"] is None else f"{gain['p_value']:.3f}"]
+        return cells
+
+    def document(self) -> dict[str, Any]:
+        """One JSON-able document, the same for equal comparisons."""
+        return {"methods": list(self.methods), "seeds": list(self.seeds), "reference": self.reference, "score": self.score,
+                "score_meaning": f"accuracies {SCORES[self.score]}", "rows": self.rows(),
+                "tuning": self.tuning.document() if self.tuning else None, "remarks": list(self.remarks), "config": dict(self.config)}
+
+    def markdown(self, title: str = "") -> str:
+        tables = [self.table(title), *([self.tuning.table()] if self.tuning else [])]
+        return "\n\n".join("\n\n".join([Table(t.header, t.rows, t.title).markdown(), *t.notes]) for t in tables) + "\n"
+
+    def save(self, out: str | Path) -> None:
+        write_json(Path(out) / "comparison.json", self.document())
+        write_bytes(Path(out) / "comparison.md", self.markdown().encode())

@@ -1,0 +1,237 @@
+"""Many runs, several at a time, each in a folder of its own. Finished ones are only read; a failed one stops no other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.federation import Federation
+from ..errors import ConsilienceError
+from .config import RunConfig
+from .files import read_json
+from .folder import default_folder, read_records
+from .result import Result
+from .run import Listener, choose_device, run_config
+
+Outcome = dict[str, Any] | str              # a run's document, or why there is none
+POLL = 0.25                                 # seconds between looks at the rounds of running processes
+DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of many. Without a folder it is not kept."""
+
+    label: str
+    config: RunConfig
+    folder: str | None
+
+
+class Watcher:
+    """Hears how a set of runs goes on. Override what is needed."""
+
+    def begin(self, what: str, runs: int, rounds: int) -> None: ...
+    def rounds_done(self, rounds: int) -> None: ...
+    def run_done(self, label: str, failure: str | None) -> None: ...
+    def warned(self, message: str) -> None: ...
+
+
+def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
+    return None if out is None else str(Path(out) / default_folder(config).name)
+
+
+def default_workers(config: RunConfig) -> int:
+    """All cores; one run at a time where they would share an accelerator."""
+    if choose_device(config.run.device).type != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_many(jobs: Sequence[Job], what: str, *, workers: int | None = None, again: bool = False,
+             watcher: Watcher | None = None) -> list[Outcome]:
+    """Every job's outcome, in the order of the jobs. The number of workers does not change a bit of any of them."""
+    return _Runs(jobs, what, again, watcher or Watcher()).run(workers)
+
+
+class _Runs:
+    def __init__(self, jobs: Sequence[Job], what: str, again: bool, watcher: Watcher) -> None:
+        self.jobs, self.again, self.watcher = jobs, again, watcher
+        self.rounds = [0] * len(jobs)
+        self.outcomes: dict[int, Outcome] = {}
+        self.said: set[str] = set()
+        watcher.begin(what, len(jobs), sum(j.config.run.rounds for j in jobs))
+
+    def run(self, workers: int | None) -> list[Outcome]:
+        for i, job in enumerate(self.jobs):
+            if not self.again and (document := read_finished(job)) is not None:
+                self.keep(i, document, [])
+        left = [i for i in range(len(self.jobs)) if i not in self.outcomes]
+        if left:
+            workers = max(1, min(workers or default_workers(self.jobs[left[0]].config), len(left)))
+            if workers == 1:
+                self.here(left)
+            else:
+                self.in_processes(left, workers)
+        return [self.outcomes[i] for i in range(len(self.jobs))]
+
+    def keep(self, i: int, outcome: Outcome, warnings: Sequence[str]) -> None:
+        self.outcomes[i] = outcome
+        for message in warnings:
+            if message not in self.said:                # the same data give every method the same warnings
+                self.said.add(message)
+                self.watcher.warned(f"{self.jobs[i].label}: {message}")
+        self.heard(i, self.jobs[i].config.run.rounds)
+        self.watcher.run_done(self.jobs[i].label, outcome if isinstance(outcome, str) else None)
+
+    def heard(self, i: int, round_number: int) -> None:
+        if round_number != self.rounds[i]:
+            self.rounds[i] = round_number
+            self.watcher.rounds_done(sum(self.rounds))
+
+    def here(self, left: Sequence[int]) -> None:
+        for i in left:
+            job = self.jobs[i]
+            with _one_thread():
+                self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i)))
+
+    def in_processes(self, left: list[int], workers: int) -> None:
+        """A process that dies takes its pool along: the runs it may have been are tried once more, each alone."""
+        while left:
+            suspects = self.in_pool(left, workers)
+            for i in suspects:
+                if self.in_pool([i], 1):
+                    self.keep(i, DIED, [])
+            left = [i for i in left if i not in self.outcomes]
+
+    def in_pool(self, left: Sequence[int], workers: int) -> list[int]:
+        """Run what is left. Returns the runs under way when a process died, if one did."""
+        context = get_context("spawn")
+        rounds = context.RawArray("q", [-1] * len(self.jobs))          # written by the workers, read here
+        before = set(active_children())
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(rounds,))
+        running: dict[Future[tuple[Outcome, list[str]]], int] = {}
+        try:
+            for i in left:
+                job = self.jobs[i]
+                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again)] = i
+            while running:
+                done = wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done
+                for i in running.values():
+                    self.heard(i, max(0, rounds[i]))
+                for future in done:
+                    self.keep(running[future], *future.result())
+                    del running[future]
+        except BrokenProcessPool:
+            return [i for i in running.values() if rounds[i] >= 0] or list(running.values())
+        except BaseException:
+            # A run's folder can be left at any moment, so that nobody has to wait for rounds to end.
+            for child in set(active_children()) - before:
+                child.kill()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        return []
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+class _Ear(Listener):
+    def __init__(self, heard: Callable[[int], None]) -> None:
+        self.heard, self.warnings = heard, list[str]()
+
+    def started(self, federation: Federation, rounds: int, done: int) -> None:
+        self.heard(done)
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        self.heard(record["round"])
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Callable[[int], None]) -> tuple[Outcome, list[str]]:
+    """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
+    ear = _Ear(heard)
+    try:
+        return run_config(RunConfig.make(flat), out=folder, again=again, listener=ear).document(), ear.warnings
+    except ConsilienceError as error:
+        return str(error), ear.warnings
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", ear.warnings
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker, so that sums are added in the same order with any number of workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_ROUNDS: list[Any] = []
+
+
+def _start_worker(rounds: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)            # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    _ROUNDS[:] = [rounds]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """However the parent ends, no process stays behind to hold the locks of its folders."""
+    parent = parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+
+def _in_worker(number: int, flat: dict[str, Any], folder: str | None, again: bool) -> tuple[Outcome, list[str]]:
+    rounds = _ROUNDS[0]
+    rounds[number] = 0
+
+    def heard(n: int) -> None:
+        rounds[number] = n
+    return _attempt(flat, folder, again, heard)
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+def read_finished(job: Job) -> dict[str, Any] | None:
+    """The document of a finished run, without loading its data. None where it has to be run, or where something is odd."""
+    if job.folder is None or not (Path(job.folder) / "done").is_file():
+        return None
+    path = Path(job.folder)
+    try:
+        stored, done = read_json(path / "config.json"), read_json(path / "done")
+        if not _same(stored["config"], job.config):
+            return None                                     # running it will say what differs
+        records = read_records(path / "records.jsonl")
+        # a document needs no federation, and making one is what takes the time
+        result = Result(stored["config"], stored["method"], stored["data"], records, None, stopped=done["stopped"])  # type: ignore[arg-type]
+        return result.document()
+    except (ConsilienceError, KeyError, OSError):
+        return None
+
+
+def _same(stored: dict[str, Any], config: RunConfig) -> bool:
+    """Weights are stored as the method settled them."""
+    mine = json.loads(json.dumps(config.portable(), default=list))
+    return all(stored.get(k) == v for k, v in mine.items() if k != "weights")

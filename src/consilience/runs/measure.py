@@ -1,0 +1,152 @@
+"""Measure a run: a finished one from its folder, or one that is going on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.federation import Federation
+from ..data import FederatedData
+from ..errors import ConfigError, DataError
+from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
+from ..metrics.subject import Reference, Subject
+from ..report.tables import Table
+from .files import read_json, write_json
+from .folder import read_records
+from .reload import OpenedRun, read_run_config
+
+FILE = "measures.json"
+Tell = Callable[[str, str, int, int], None]          # measure, what it is doing, done, of
+_ASIDE = ("per_client", "gain_per_client", "curve", "trace")      # in JSON only: too long for a table
+
+
+def read_reference(path: str | Path) -> Reference:
+    """Records of the run in a folder; its data and models are not needed."""
+    path = Path(path)
+    config, about = read_run_config(path)
+    if not (path / "records.jsonl").is_file():
+        raise DataError(f"The reference run in {str(path)!r} has no records yet.")
+    return Reference(config.stack().canonical, config.policy.seed, about["hash"], read_records(path / "records.jsonl"))
+
+
+def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any] | None = None, *,
+            reference: Reference | str | Path | None = None, tell: Tell = lambda name, what, done, of: None,
+            keep: Callable[[Path, Mapping[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Measure what a run's folder holds.
+
+    Returns {name: {"round", "settings", "result", "measured"}}, JSON-able, and adds each entry to the folder's measures.json as
+    soon as it is there (`keep` may do something else with it). Names may carry options, as in mdl(steps=500). Without names
+    everything is measured that is quick and can be; "left_out" in an entry says why one could not be. A measure asked for by name
+    that cannot be is an error, before any is begun.
+    """
+    if reference is not None and not isinstance(reference, Reference):
+        reference = read_reference(reference)
+    subject = Subject(run.federation, run.data, run.records, reference)
+    measures = make_measures(names, options) if names else _quick(options)
+    reasons = {m.name: m.why_not(subject) for m in measures}
+    if names:
+        _refuse(reasons)
+    out: dict[str, Any] = {}
+    for one in measures:
+        if reasons[one.name]:
+            out[one.name] = {"left_out": reasons[one.name]}
+            continue
+        tell(one.name, "", 0, 1)
+        subject.tell = lambda what, done, of, name=one.name: tell(name, what, done, of)  # type: ignore[misc]
+        start = time.perf_counter()
+        result = as_plain(one.measure(subject))
+        out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result,
+                         "measured": {"seconds": time.perf_counter() - start}}
+        (keep or save_measures)(run.path, {one.name: out[one.name]})
+    return out
+
+
+def _quick(options: Mapping[str, Any] | None) -> list[Measure]:
+    quick = [name for name, cls in installed_measures().items() if cls.quick]
+    asked = {path.partition(".")[0] for path in options or {}}
+    return make_measures([*quick, *sorted(asked - set(quick))], options)
+
+
+def _refuse(reasons: Mapping[str, str | None]) -> None:
+    for name, reason in reasons.items():
+        if reason:
+            raise ConfigError(f"The measure {name!r} cannot be taken here: {reason}.")
+
+
+def save_measures(path: Path, entries: Mapping[str, Any]) -> None:
+    """Add entries to a folder's measures.json; a measure taken again replaces the older one."""
+    file = path / FILE
+    known = read_json(file) if file.is_file() else {}
+    write_json(file, dict(sorted({**known, **{k: v for k, v in entries.items() if "left_out" not in v}}.items())))
+
+
+def check_measures(fed: Federation, data: FederatedData, names: Sequence[str]) -> None:
+    """Refuse, before a run begins, measures that it could never take."""
+    # a stand-in for the records a run will have by its first scoring
+    subject = Subject(fed, data, [{"round": 1, "personalised": {"accuracy": 0.0}}])
+    _refuse({m.name: m.why_not(subject) for m in make_measures(names)})
+
+
+def measures_of_round(fed: Federation, data: FederatedData, names: Sequence[str], records: Sequence[dict[str, Any]] = ()
+                      ) -> dict[str, Any]:
+    """Measures of a federation as it stands in a run: {name: result}. The federation is not changed.
+
+    `records` are those of the rounds so far, the one just scored included.
+    """
+    subject = Subject(fed, data, records)
+    out = {}
+    for one in make_measures(names):
+        reason = one.why_not(subject)
+        out[one.name] = {"left_out": reason} if reason else as_plain(one.measure(subject))
+    return out
+
+
+def table_of(entries: Mapping[str, Any], title: str = "") -> Table:
+    """One line for every number; lists per client and traces stand in the JSON alone."""
+    rows, notes = [], []
+    for name, entry in entries.items():
+        if "left_out" in entry:
+            notes.append(f"{name}: left out, {entry['left_out']}.")
+            continue
+        rows += [[name, what, _text(value)] for what, value in _numbers(entry["result"])]
+        notes += [f"{name}: {text}." for text in dict.fromkeys(_said(entry["result"]))]
+    return Table(["measure", "of what", "value"], rows, title, notes, [{"name": n, **e} for n, e in entries.items()])
+
+
+def _numbers(result: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for key, value in result.items():
+        path = f"{prefix} {key}".strip().replace("_", " ")
+        if key in _ASIDE or key == "scored":
+            continue
+        if isinstance(value, dict):
+            out += _numbers(value, path)
+        elif isinstance(value, list):
+            for row in value:
+                if isinstance(row, dict):
+                    (_, first), *rest = row.items()
+                    out += _numbers(dict(rest), f"{path} {_text(first)}")
+        else:
+            out.append((path, value))
+    return out
+
+
+def _said(result: Any) -> list[str]:
+    """Sentences on what was scored, from any depth."""
+    out = []
+    for key, value in result.items():
+        if key == "scored":
+            out.append(str(value))
+        elif isinstance(value, dict) and key not in _ASIDE:
+            out += _said(value)
+    return out
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

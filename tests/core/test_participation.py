@@ -1,0 +1,164 @@
+"""Who takes part: fractions and counts, keyed draws, lost and idle clients, and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from consilience import tree
+from consilience.core.part import Part
+from consilience.errors import ConfigError
+from consilience.parts.dyn import Dyn
+from consilience.parts.mixup import Mixup
+from consilience.parts.scaffold import Scaffold
+from consilience.testing import run_tiny, state_of, tiny_federation
+
+TEN = (8,) * 10
+
+
+def cohorts(rounds=8, parts=(), **policy):
+    fed = tiny_federation(parts, sizes=TEN, **policy)
+    return [fed.cohort(r) for r in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize(("participation", "size"), [(1.0, 10), (0.3, 3), (0.01, 1), (0.25, 2), (4, 4), (10, 10)])
+def test_size_of_a_cohort(participation, size):
+    for cohort in cohorts(participation=participation):
+        assert len(cohort) == len(set(cohort)) == size
+        assert cohort == sorted(cohort)
+        assert set(cohort) <= set(range(10))
+
+
+def test_draws_are_keyed_by_seed_and_round_alone():
+    drawn = cohorts(participation=0.3)
+    assert drawn == cohorts(participation=0.3)
+    assert drawn == cohorts(participation=0.3, parts=[Scaffold(), Mixup()])          # the method has no say
+    assert drawn == cohorts(participation=0.3, lr=0.5, epochs=1)
+    assert drawn != cohorts(participation=0.3, seed=1)
+    assert len({tuple(c) for c in drawn}) > 1
+
+
+def test_every_client_has_the_same_chance():
+    # 400 rounds of 3 in 10: each client is expected in 120, standard deviation √(400·0.3·0.7) ≈ 9.2
+    counts = torch.zeros(10)
+    for cohort in cohorts(400, participation=3):
+        counts[cohort] += 1
+    assert counts.sum() == 1200
+    assert (counts - 120).abs().max() < 5 * 9.2
+
+
+def test_a_round_uses_the_drawn_cohort():
+    fed = tiny_federation(sizes=TEN, participation=0.3)
+    assert fed.round().cohort == tiny_federation(sizes=TEN, participation=0.3).cohort(1)
+    assert [i for i, _ in fed.clients.visited()] == fed.cohort(1)
+
+
+def test_absent_clients_keep_their_state():
+    fed = run_tiny([Scaffold()], rounds=1)
+    before = fed.client(0)
+    fed.round([1, 3])
+    assert fed.client(0) is before
+
+
+def test_too_many_clients_are_refused_when_the_federation_is_made():
+    with pytest.raises(ConfigError, match="asks for 11 clients a round, but there are 10"):
+        tiny_federation(sizes=TEN, participation=11)
+
+
+# ---- lost clients ----------------------------------------------------------------------------------------------------
+
+def test_lost_clients_neither_upload_nor_change_state():
+    fed = tiny_federation([Scaffold()], sizes=TEN, dropout=0.4)
+    fed.round()
+    before = {i: fed.client(i) for i in range(10)}
+    report = fed.round()
+    assert 0 < len(report.lost) < 10
+    assert set(report.losses) == set(range(10)) - set(report.lost)
+    for i in report.lost:
+        now = fed.client(i)
+        assert now.first == before[i].first
+        assert now.tensors is before[i].tensors
+
+
+def test_the_average_is_over_those_who_uploaded():
+    fed = tiny_federation([Dyn()], sizes=TEN, dropout=0.4)
+    report = fed.round()
+    arrived = sorted(set(range(10)) - set(report.lost))
+    same = tiny_federation([Dyn()], sizes=TEN)
+    same.round(arrived)
+    assert all(torch.equal(same.model["params"][k], p) for k, p in fed.model["params"].items())
+    assert torch.equal(same.server["dyn"]["h"]["head.weight"], fed.server["dyn"]["h"]["head.weight"])
+
+
+def test_bytes_of_lost_clients():
+    # The model went down to everybody; it came up only from those who arrived.
+    fed = tiny_federation(sizes=TEN, dropout=0.4)
+    model = tree.count_bytes(fed.model)
+    report = fed.round()
+    assert report.bytes_down == 10 * model
+    assert report.bytes_up == (10 - len(report.lost)) * model
+
+
+def test_how_often_clients_are_lost():
+    # 40 rounds × 10 clients at 0.25: 100 expected, standard deviation 8.7
+    fed = tiny_federation(sizes=TEN, dropout=0.25)
+    total = 0
+    for fed.round_number in range(1, 41):
+        total += sum(fed._fails(i) for i in range(10))
+    assert abs(total - 100) < 5 * 8.7
+
+
+def test_a_round_in_which_all_are_lost_changes_nothing():
+    fed = tiny_federation(sizes=(8, 8), dropout=0.999)
+    before = state_of(fed)
+    report = fed.round()
+    assert report.lost == [0, 1]
+    assert not report.exchanged
+    assert fed.round_number == 1
+    after = state_of(fed)
+    assert all(torch.equal(after[k], before[k]) for k in before)
+
+
+# ---- idle clients ----------------------------------------------------------------------------------------------------
+
+def test_a_client_without_a_step_has_no_weight_and_no_state():
+    fed = tiny_federation([Scaffold()])
+    report = fed.round()
+    assert report.idle == [2]
+    assert fed.client(2).first
+    assert 2 not in report.losses
+    without = tiny_federation([Scaffold()])
+    without.round([0, 1, 3])
+    assert all(torch.equal(without.model["params"][k], p) for k, p in fed.model["params"].items())
+
+
+def test_a_round_of_idle_clients_changes_nothing():
+    fed = tiny_federation()
+    before = fed.model
+    report = fed.round([2])
+    assert fed.model is before
+    assert (report.idle, report.exchanged, report.bytes_up, report.bytes_down, report.losses) == ([2], False, 0, 0, {})
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class LikesSamples(Part):
+    name = "likes"
+    prefers = {"weights": "samples"}
+
+
+def test_weights_by_policy():
+    assert tiny_federation(weights="samples").shares([0, 3]).tolist() == pytest.approx([24 / 64, 40 / 64])
+    assert tiny_federation(weights="uniform").shares([0, 1, 3]).tolist() == pytest.approx([1 / 3] * 3)
+    assert tiny_federation(weights="auto").policy.weights == "samples"
+    assert tiny_federation([Scaffold()], weights="auto").policy.weights == "uniform"
+    assert tiny_federation([Scaffold(), Dyn()], weights="auto").policy.weights == "uniform"
+
+
+def test_parts_that_prefer_different_weights_need_a_word_from_the_run():
+    with pytest.raises(ConfigError, match=r"likes.*Set weights explicitly"):
+        tiny_federation([Scaffold(), LikesSamples()], weights="auto")
+    assert tiny_federation([Scaffold(), LikesSamples()], weights="uniform").policy.weights == "uniform"

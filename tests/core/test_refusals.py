@@ -1,0 +1,205 @@
+"""Early exits: what cannot work is refused when the federation is made, with what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from core_parts import Plain, federation
+from torch import Tensor, nn
+
+from consilience.core.layout import Layout
+from consilience.core.part import Part
+from consilience.errors import ConfigError, DataError, RefusedCombination
+from consilience.options import option
+from consilience.parts.bn import Bn
+from consilience.parts.ffa import Ffa
+from consilience.parts.prbm import Prbm
+from consilience.parts.prox import Prox
+from consilience.parts.registry import check_class
+from consilience.testing import TinyNet, tiny_federation, tiny_population
+
+
+class Twice(nn.Module):
+    """Passes one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neck = nn.Linear(64, 64)
+        self.unused = nn.Linear(2, 2)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.neck(self.neck(x.flatten(1))))
+
+
+class FunctionalDropout(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(x.flatten(1), 0.5, self.training))
+
+
+def test_batch_of_one_with_batchnorm():
+    with pytest.raises(ConfigError, match=r"'batch' option of the run must be at least 2 .*Got 1"):
+        tiny_federation(batch=1)
+    federation(Plain(), batch=1)                                  # without it, one sample is a batch
+
+
+def test_batch_of_one_with_a_part_that_needs_more():
+    @dataclass(frozen=True)
+    class NeedsThree(Part):
+        name, min_batch = "needs", 3
+    with pytest.raises(ConfigError, match="at least 3"):
+        federation(Plain(), NeedsThree(), batch=2)
+
+
+def test_no_data():
+    empty = replace(tiny_population(), rows=(torch.zeros(0, dtype=torch.int64),) * 2)
+    with pytest.raises(DataError, match="No client has any training sample"):
+        tiny_federation(population=empty)
+
+
+def test_nobody_fills_a_batch():
+    with pytest.raises(DataError, match=r"No client has enough samples for one batch of 64: the largest has 40.*last_batch=keep"):
+        tiny_federation(batch=64)
+    assert tiny_federation(batch=64, last_batch="keep").round().idle == []
+
+
+def test_a_client_without_data_among_others_is_idle():
+    population = tiny_population()
+    rows = (population.rows[0], torch.zeros(0, dtype=torch.int64), *population.rows[2:])
+    fed = tiny_federation(population=replace(population, rows=rows))
+    assert fed.round().idle == [1, 2]
+
+
+def test_cohort_too_large():
+    with pytest.raises(ConfigError, match="asks for 5 clients a round, but there are 4"):
+        tiny_federation(participation=5)
+
+
+def test_outputs_and_classes():
+    with pytest.raises(ConfigError, match="The model has 5 outputs, but the data have 3 classes"):
+        federation(Plain(classes=5))
+
+
+def test_a_point_that_never_fires():
+    with pytest.raises(ConfigError, match=r"points unused never fire.*neck"):
+        federation(Twice(), Prbm(at="unused"))
+
+
+def test_a_point_that_is_no_module():
+    with pytest.raises(ConfigError, match=r"no module 'nekc' for the point 'nekc'.*neck"):
+        federation(Twice(), Prbm(at="nekc"))
+    with pytest.raises(ConfigError, match="no module 'classifier'"):
+        federation(Plain(), layout=Layout(head="classifier"))
+
+
+def test_a_point_that_fires_twice():
+    with pytest.raises(ConfigError, match="'neck' is passed twice in one forward pass"):
+        federation(Twice(), Prbm(at="neck"))
+
+
+def test_functional_dropout():
+    with pytest.raises(ConfigError, match=r"FunctionalDropout draws from torch's global generator.*nn.Dropout"):
+        federation(FunctionalDropout())
+
+
+def test_ffa_needs_maps():
+    class OneByOne(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stage1 = nn.Sequential(nn.Conv2d(1, 64, 8))
+    with pytest.raises(ConfigError, match=r"ffa needs feature maps of at least two positions.*\(64, 1, 1\)"):
+        federation(OneByOne(), Ffa(), layout=Layout(stages=("stage1",)))
+    with pytest.raises(ConfigError, match=r"ffa .*stage"):
+        federation(TinyNet(), Ffa(), layout=Layout())
+
+
+def test_fedbn_needs_batchnorm():
+    with pytest.raises(ConfigError, match=r"bn needs a model with BatchNorm layers.*fedavg"):
+        federation(Plain(), Bn())
+
+
+def test_state_that_was_not_declared():
+    @dataclass(frozen=True)
+    class Undeclared(Part):
+        name = "undeclared"
+        reduce = {"x": "sum"}
+
+        def finish(self, c):
+            return {}, {"x": torch.ones(())}
+
+        def server(self, s):
+            return {"surprise": s.reduced["x"]}, {}
+    fed = tiny_federation([Undeclared()])
+    with pytest.raises(ConfigError, match=r"'undeclared': a server hook returned shared state that init_shared does not declare.*surprise"):
+        fed.round()
+    assert fed.round_number == 0
+
+
+def test_server_state_of_another_shape():
+    @dataclass(frozen=True)
+    class Grows(Part):
+        name = "grows"
+
+        def init_server(self, spec):
+            return {"v": torch.zeros(2)}
+
+        def aggregate(self, s, change):
+            return change, {"v": torch.zeros(3)}
+    with pytest.raises(ConfigError, match="'grows': a server hook returned server state"):
+        tiny_federation([Grows()]).round()
+
+
+def test_an_upload_without_a_reduction():
+    @dataclass(frozen=True)
+    class Unreduced(Part):
+        name = "unreduced"
+
+        def finish(self, c):
+            return {}, {"secret": torch.ones(())}
+    with pytest.raises(ConfigError, match=r"'unreduced' uploads 'secret' but declares no reduction.*weighted"):
+        tiny_federation([Unreduced()]).round()
+
+
+def test_classes_that_are_no_parts():
+    class NotFrozen(Part):
+        name = "melting"
+
+    @dataclass
+    class Thawed(Part):
+        name = "thawed"
+
+    @dataclass(frozen=True)
+    class Nameless(Part):
+        pass
+    for cls, words in ((NotFrozen, "frozen dataclass"), (Thawed, "frozen dataclass"), (Nameless, "has no name"), (dict, "derived from")):
+        with pytest.raises(ConfigError, match=words):
+            check_class(cls, "the class")
+    assert check_class(Prox, "prox") is Prox
+
+
+def test_settings_out_of_range():
+    with pytest.raises(ConfigError, match=r"'mu' option of prox must be at least 0.0. Got -1"):
+        Prox(mu=-1)
+    with pytest.raises(ConfigError, match=r"'mu' option of prox must be a number. Got 'much'"):
+        Prox(mu="much")
+
+    @dataclass(frozen=True)
+    class Own(Part):
+        share: str = option("a", choices=("a", "b"))
+        name = "own"
+    with pytest.raises(ConfigError, match="one of a, b"):
+        Own(share="c")
+
+
+def test_the_same_part_twice():
+    with pytest.raises(RefusedCombination, match="prox and prox cannot be combined: the same part twice"):
+        tiny_federation([Prox(mu=0.1), Prox(mu=0.2)])
+
+
+def test_samples_of_a_proxy_of_another_shape():
+    wrong = replace(tiny_population(), proxy=torch.zeros(4, 1, 5, 5))
+    with pytest.raises(ConfigError, match=r"proxy data set have shape \(1, 5, 5\), those of the clients \(1, 8, 8\)"):
+        tiny_federation(population=wrong)

@@ -1,0 +1,58 @@
+"""Balanced accuracy, AUROC and calibration against scikit-learn and against hand-worked numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from consilience import rng
+from consilience.metrics.classification import auroc, balanced_accuracy, calibration, class_accuracy
+
+
+def draw(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.cat([torch.arange(classes), rng.integers(rng.key(seed, "y"), classes, (n - classes,))])
+    return (rng.normal(rng.key(seed, "logits"), (n, classes)) + torch.nn.functional.one_hot(y, classes)).double().softmax(1), y
+
+
+@given(st.integers(0, 1000), st.integers(2, 6))
+def test_equal_to_scikit_learn(seed, classes):
+    p, y = draw(seed, 40, classes)
+    assert balanced_accuracy(p.argmax(1), y) == pytest.approx(balanced_accuracy_score(y, p.argmax(1)))
+    expected = roc_auc_score(y, p[:, 1]) if classes == 2 else roc_auc_score(y, p, multi_class="ovr", average="macro")
+    assert auroc(p, y) == pytest.approx(expected)
+
+
+def test_auroc_is_over_the_classes_present():
+    # class 2 has no sample. class 0: positive .8, .3 against negative .4, .1: 3 of 4 pairs in order; class 1 likewise by p_1:
+    # positive .5, .8 against negative .1, .6: .5>.1, .5<.6, .8>.1, .8>.6: 3 of 4
+    p = torch.tensor([[.8, .1, .1], [.3, .6, .1], [.4, .5, .1], [.1, .8, .1]])
+    assert auroc(p, torch.tensor([0, 0, 1, 1])) == pytest.approx(0.75)
+    assert auroc(p, torch.tensor([1, 1, 1, 1])) is None             # no class has samples on both sides
+
+
+def test_balanced_accuracy_by_hand():
+    # class 0: 3 of 4 right, class 1: 0 of 1, class 2 absent though predicted once: (3/4 + 0)/2
+    predicted, y = torch.tensor([0, 0, 0, 2, 0]), torch.tensor([0, 0, 0, 0, 1])
+    assert balanced_accuracy(predicted, y) == pytest.approx(3 / 8)
+    assert class_accuracy(predicted, y, 3) == [0.75, 0.0, None]
+    assert balanced_accuracy(y[:0], y[:0]) is None
+
+
+def test_calibration_by_hand():
+    # two bins, (0, .5] and (.5, 1]. Confidences .5 (right), .5 (wrong) | .9 (right), .7 (wrong), .8 (right)
+    # bin 1: |1/2 − .5| = 0; bin 2: |2/3 − .8| = 2/15; ECE = 3/5 · 2/15 = .08; the largest bin error 2/15
+    p = torch.tensor([[.5, .25, .25], [.5, .25, .25], [.9, .05, .05], [.1, .7, .2], [.1, .1, .8]], dtype=torch.float64)
+    y = torch.tensor([0, 1, 0, 0, 2])
+    got = calibration(p, y, bins=2)
+    assert got["ece"] == pytest.approx(0.08)
+    assert got["mce"] == pytest.approx(2 / 15)
+    assert got["confidence"] == pytest.approx(3.4 / 5)
+
+
+def test_a_sure_and_right_model_is_calibrated():
+    p, y = torch.eye(4, dtype=torch.float64), torch.arange(4)
+    assert calibration(p, y) == {"ece": 0.0, "mce": 0.0, "confidence": 1.0}
+    assert calibration(p, y.flip(0))["ece"] == 1.0                  # sure and wrong

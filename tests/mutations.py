@@ -1,0 +1,268 @@
+"""Break one rule at a time in a copy of the package; a named test must notice each.
+
+    python tests/mutations.py            all of them, a few minutes
+    python tests/mutations.py prox sam   those whose name contains one of the words
+
+Prints caught or MISSED for each; exits 1 when one was missed, 2 when the list itself is out of date.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES, COMPOSED = "contract/test_rules.py", "contract/test_compositions.py"
+ALONE, PAIRS, REFERENCE = "contract/test_every_part.py", "contract/test_pairs.py", "contract/test_reference.py"
+STRUCTURE = "contract/test_structure.py"
+ALIASED = ('            elif name == "received":\n                self.received = self.model\n'
+           "            elif not hasattr(self, name):\n")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In `file`, `old` becomes `new`, once; then `test` (of tests/) must fail. `only` picks its cases, as pytest -k does."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    only: str = ""
+
+
+MUTATIONS = (
+    # one door for forward passes
+    Mutation("second pass moves buffers", "core/step.py", "update_buffers=main,", "update_buffers=True,",
+             ALONE, "idle_partners and prox"),
+    Mutation("train-mode pass writes buffers", "core/network.py", 'if train and model["buffers"] and not update_buffers:', "if False:",
+             f"{RULES}::test_only_the_main_pass_writes_buffers"),
+    Mutation("pseudo-data move the batch counter", "core/network.py", 'if train and model["buffers"] and not update_buffers:', "if False:",
+             f"{RULES}::test_each_batch_is_counted_once"),
+    Mutation("references run with the trained model's statistics", "core/network.py",
+             "            for key, table, leaf in self._buffers:\n                table[leaf] = buffers[key]\n", "",
+             f"{RULES}::test_reference_forwards_use_the_references_own_statistics"),
+    Mutation("the probe's statistics leak into the initial model", "core/network.py",
+             'trace = self.forward(model, x, train=True, key=', 'trace = self.forward(model, x, train=True, update_buffers=True, key=',
+             f"{RULES}::test_building_leaves_no_statistics_of_the_probe"),
+    # memoise
+    Mutation("equal forwards computed again", "core/step.py", "        if call not in memo:\n            with torch.set_grad",
+             "        if True:\n            with torch.set_grad", f"{RULES}::test_forwards_of_a_step"),
+    Mutation("frozen models' passes forgotten between SAM's two", "core/step.py", "memo = self.memo if mine else self.step.memo",
+             "memo = self.memo", f"{RULES}::test_forwards_of_a_step"),
+    # ownership
+    Mutation("received aliases the model", "core/slot.py", "            elif not hasattr(self, name):\n",
+             ALIASED,
+             f"{RULES}::test_received_model_stands_still_while_the_client_trains"),
+    Mutation("received aliases the model, against a plain loop", "core/slot.py", "            elif not hasattr(self, name):\n",
+             ALIASED,
+             f"{REFERENCE}::test_prox_and_scaffold_together"),
+    Mutation("finished state is not copied", "core/client.py", "tensors=tree.clone(after)", "tensors=after",
+             ALONE, "unmutated and (moon or prbm)"),
+    Mutation("a part writes in place", "parts/avgm.py", 'v = tree.add(new, s.server["v"], self.beta)',
+             '[t.mul_(self.beta) for t in s.server["v"].values()]\n        v = tree.add(new, s.server["v"])', ALONE, "unmutated and avgm"),
+    Mutation("unused parameters get no gradient", "core/step.py", "+ own, materialize_grads=True)", "+ own)",
+             f"{RULES}::test_unused_parameters_get_zero_gradients"),
+    # phases
+    Mutation("frozen keys left in the phase", "parts/babu.py",
+             "return [replace(main, keys=tuple(k for k in main.keys if not spec.in_head(k))), *others]", "return phases",
+             f"{COMPOSED}::test_frozen_means_frozen"),
+    Mutation("frozen keys get a zero gradient", "core/step.py", "        return dict(zip(self.phase.keys, grads))",
+             '        return {**{k: torch.zeros_like(p) for k, p in params.items() if k in self.slot.optimiser["main"].get("m", params)},'
+             " **dict(zip(self.phase.keys, grads))}", f"{COMPOSED}::test_frozen_means_frozen"),
+    Mutation("one path length for all keys", "core/client.py",
+             "            if phase.model == \"model\":\n                for k in phase.keys:",
+             "            if phase.model == \"model\":\n                for k in self.fed.spec.model['params']:",
+             f"{COMPOSED}::test_fedrep_and_scaffold_correct_and_measure_the_base_alone"),
+    Mutation("task hooks act on one model only", "core/method.py", "{h: self.using(h) for h in TASK_HOOKS}",
+             "{h: self.using(h, phase.model) for h in TASK_HOOKS}", f"{COMPOSED}::test_what_defines_the_task_acts_on_ditto_too"),
+    Mutation("step hooks act on every model", "core/method.py", "{h: self.using(h, phase.model) for h in STEP_HOOKS}",
+             "{h: self.using(h) for h in STEP_HOOKS}", f"{COMPOSED}::test_what_defines_the_task_acts_on_ditto_too"),
+    Mutation("adversaries and statistics in phases that upload nothing", "core/method.py", "return active if uploads else active |",
+             "return active if True else active |",
+             f"{COMPOSED}::test_fedrep_and_fedbr_step_their_adversary_in_the_base_phase_only"),
+    # gradient before grad
+    Mutation("corrections bend SAM's shift", "core/step.py", "            g = part.gradient(view, step.grad_at)\n",
+             "            def corrected(params):\n                g = step.grad_at(params)\n"
+             "                for q, w in step.first.views(\"grad\"):\n                    g = q.grad(w, g)\n                return g\n"
+             "            g = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
+    Mutation("statistics from the last pass", "core/step.py", "        if main:\n            self.result = loss.detach(), at.scratch",
+             "        if True:\n            self.result = loss.detach(), at.scratch",
+             f"{COMPOSED}::test_statistics_come_from_the_first_of_sams_passes"),
+    # adversaries
+    Mutation("adversaries step in both passes", "core/step.py",
+             '        if main:\n            for part, view in self.views("adversary")',
+             '        if True:\n            for part, view in self.views("adversary")', ALONE, "idle_partners and (debias or dann)"),
+    Mutation("nobody steps before the forward pass", "core/step.py",
+             'for part, view in self.views("before"):\n                step.program', 'for part, view in ():\n                step.program',
+             f"{RULES}::test_adversaries_step_once_before_or_after_the_forward"),
+    Mutation("the min step moves FedBR's projection", "core/assemble.py", "if not k.startswith(apart))", "if True)",
+             "parts/test_debias.py::test_both_steps_equal_the_reference"),
+    Mutation("FedBR's max step goes downhill", "parts/debias.py", "return -self._contrast(", "return self._contrast(",
+             "parts/test_debias.py::test_both_steps_equal_the_reference"),
+    # taps
+    Mutation("a point may fire twice", "core/network.py", "        if point in trace.before:\n", "        if False:\n",
+             f"{RULES}::test_a_point_must_fire_exactly_once"),
+    Mutation("a point may never fire", "core/network.py", "        if missing:\n", "        if False:\n",
+             f"{RULES}::test_a_point_must_fire_exactly_once"),
+    Mutation("every module is listened to", "core/network.py", "        for point in self.points:\n",
+             "        self.points = tuple({*self.points, *(n for n, m in module.named_children())})\n        for point in self.points:\n",
+             f"{RULES}::test_only_asked_points_are_listened_to"),
+    Mutation("passes share their noise", "core/step.py", "rng.key(self._pass.step.key, self._label, self._part.name, *words)",
+             "rng.key(self._pass.step.key, self._part.name, *words)", f"{RULES}::test_two_passes_do_not_share_noise"),
+    Mutation("evaluation differs from cosines over τ", "parts/cosine.py", "F.normalize(self.weight)) / self.tau",
+             "F.normalize(self.weight)) / self.tau - 0.15 * (not self.training)",
+             "parts/test_cosine.py::test_served_model_scores_cosines_without_margin"),
+    # zero steps
+    Mutation("a client without a step has weight", "core/federation.py", "active = [i for i in cohort if i not in report.idle and",
+             "active = [i for i in cohort if", f"{REFERENCE}::test_a_client_without_a_step_keeps_its_state_and_has_no_weight"),
+    # SCAFFOLD's divisor
+    Mutation("path length without momentum", "core/policy.py", "return lr * (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)",
+             "return lr * steps", f"{REFERENCE}::test_prox_and_scaffold_together"),
+    Mutation("kept momentum is accepted", "parts/_reasons.py", 'if spec.policy.optimiser_state == "kept" and spec.policy.momentum:',
+             "if False:", f"{RULES}::test_path_lengths_need_an_optimiser_that_starts_anew"),
+    # BatchNorm
+    Mutation("a global model without statistics is scored", "core/federation.py",
+             '        if any(k not in self.spec.shared for k in self.spec.norm if k in self.model["buffers"]):\n', "        if False:\n",
+             f"{RULES}::test_a_global_model_without_statistics_is_not_scored"),
+    Mutation("FedBN sends scales", "parts/bn.py", "return key not in spec.norm",
+             'return key not in spec.norm or key in spec.model["params"]', f"{COMPOSED}::test_fedbn_is_the_policy_local"),
+    Mutation("running statistics overshoot their average", "core/federation.py",
+             '"buffers": {**self.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}',
+             '"buffers": {**self.model["buffers"], **{k: b + 1.9 * moved[k] for k, b in floats.items()}',
+             f"{REFERENCE}::test_fedavg_with_momentum_decay_and_batchnorm"),
+    # building, presets, policies, declared state
+    Mutation("initial values depend on the stack", "core/assemble.py", 'rng.key(policy.seed, "build", part.name)',
+             'rng.key(policy.seed, "build", len(method.parts))', f"{RULES}::test_initial_values_depend_on_the_parts_own_name"),
+    Mutation("a preset forwards to the wrong option", "parts/presets.py", '"kappa": ("mr.kappa",)', '"kappa": ("mr.momentum",)',
+             f"{RULES}::test_presets_forward_their_options"),
+    Mutation("policies in conflict are accepted", "core/method.py", "if len(values) > 1:", "if False:",
+             f"{RULES}::test_parts_that_prefer_different_policies_are_refused"),
+    Mutation("undeclared state is accepted", "core/federation.py",
+             "if {p: t.shape for p, t in now.items()} != {p: t.shape for p, t in old.items()}:", "if False:",
+             f"{RULES}::test_state_and_uploads_must_be_declared"),
+    Mutation("a refusal is lost", "parts/ntd.py", '{"soft labels": "needs the one true class of every sample"}', "{}",
+             f"{PAIRS}::test_refusals_are_the_known_ones_and_say_why"),
+    # in a step, not
+    Mutation("a branch on the round", "parts/anchors.py", "return torch.where(v.round > self.start, self.weight, 0.0) * term",
+             "return (self.weight if v.round > self.start else 0.0) * term", ALONE, "capturable and anchors"),
+    Mutation("one_hot in a step", "core/task.py", "    return (target.unsqueeze(1) == numbers).to(dtype)",
+             "    import torch.nn.functional as nf\n    return nf.one_hot(target, classes).movedim(-1, 1).to(dtype)",
+             ALONE, "capturable and anchors"),
+    Mutation("a boolean mask in a step", "parts/anchors.py", "        if self.mode == \"guide\":\n",
+             "        h = h + 0 * h[seen[v.batch.y]].sum()\n        if self.mode == \"guide\":\n", ALONE, "capturable and anchors"),
+    Mutation("a step's draws are captured", "core/step.py", "return rng.fold(self.slot.key, self.slot.counter[0])",
+             "import random; return rng.fold(self.slot.key, random.getrandbits(30))", ALONE, "capturable and ffa"),
+    Mutation("the learning rate is captured", "core/step.py",
+             'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)',
+             'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], torch.tensor(self.policy.lr))',
+             f"{RULES}::test_learning_rate_lives_on_the_device"),
+    # order and draws
+    Mutation("parts are not sorted", "core/method.py", "tuple(sorted(parts, key=lambda p: (p.rank, p.name)))", "tuple(parts)",
+             PAIRS, "larger_stacks"),
+    Mutation("sums follow the order of training", "core/federation.py", "        ids = sorted(active)\n", "        ids = list(active)\n",
+             ALONE, "order and (scaffold or prox or anchors)"),
+    Mutation("momentum survives the round", "core/client.py", 'optimiser=homes["optimiser"] or fed.still,',
+             'optimiser=homes["optimiser"] or getattr(slot, "optimiser", fed.still),',
+             f"{REFERENCE}::test_fedavg_with_momentum_decay_and_batchnorm"),
+    Mutation("a part's plan depends on its partners", "core/federation.py", "self.round_number, kind, p.name), self.spec, sizes)",
+             "self.round_number, kind, len(self.method.parts)), self.spec, sizes)", ALONE, "idle_partners and mixup"),
+    Mutation("draws do not depend on the client", "core/federation.py",
+             'rng.key(self.policy.seed, "step", number, self.round_number, kind)',
+             'rng.key(self.policy.seed, "step", self.round_number, kind)', f"{RULES}::test_draws_belong_to_client_round_and_step"),
+    # direction of imports
+    Mutation("the core imports a part", "core/population.py", "from .task import Task, task_named\n",
+             "from .task import Task, task_named\n\n\ndef _default() -> object:\n    from ..parts.prox import Prox\n    return Prox()\n",
+             f"{STRUCTURE}::test_imports_point_one_way"),
+    # the papers' own numbers
+    Mutation("FFA's variance over clients divided by M − 1", "parts/ffa.py", "lambda x: x.var(0, unbiased=False)", "lambda x: x.var(0)",
+             "parts/test_ffa.py::test_variance_over_clients_by_hand"),
+    Mutation("FFA's statistics move when the coin is off", "parts/ffa.py", 'rate = {q: torch.where(v.notes[q]["on"], 1 - self.momentum, 0.0)',
+             "rate = {q: torch.tensor(1 - self.momentum)", "parts/test_ffa.py::test_coin_off_leaves_features_and_statistics_alone"),
+    Mutation("FFA keeps statistics that it resets", "parts/ffa.py", 'return self._fresh(spec) if self.stats == "kept" else {}',
+             "return self._fresh(spec)", "parts/test_ffa.py::test_reset_statistics_start_anew"),
+    Mutation("one plain round too many before matching", "parts/anchors.py", "torch.where(v.round > self.start,",
+             "torch.where(v.round > self.start + 1,", "parts/test_anchors.py::test_exactly_t_s_rounds_are_plain"),
+    Mutation("anchors weighted by client", "parts/anchors.py", 'mean = s.reduced["sum"] / count.clamp(min=1)[:, None]',
+             'mean = s.reduced["sum"] / count.sum()', "parts/test_anchors.py::test_weighted_and_uniform_by_hand"),
+    Mutation("drift with the wrong sign", "parts/drift.py",
+             "v.forward(v.received, v.batch.x).logits - v.forward(v.previous, v.batch.x).logits",
+             "v.forward(v.previous, v.batch.x).logits - v.forward(v.received, v.batch.x).logits",
+             "parts/test_drift.py::test_drift_label_by_hand"),
+    Mutation("MR without the half", "parts/mr.py", "(0.5 if self.half else 1.0)", "1.0", "parts/test_mr.py::test_loss_by_hand"),
+    Mutation("MR regularises while FedRep's head trains", "parts/mr.py", "torch.where(steps > 0, term, 0.0)", "term",
+             "parts/test_mr.py::test_fedrep_has_no_term_while_its_head_trains"),
+    Mutation("MR's gradient is not scaled by μ", "parts/mr.py", 'v.scratch["mean"] + self.momentum * now', 'v.scratch["mean"] + now',
+             "parts/test_mr.py::test_gradient_by_hand"),
+    Mutation("the shift is forgotten", "core/client.py", 'after = {"kept": kept, "personal": slot.personal,',
+             'after = {"kept": kept, "personal": homes["personal"],', "parts/test_prbm.py::test_starts_at_zero_and_stays_with_the_client"),
+)
+
+
+def copy_of(source: Path, where: Path) -> Path:
+    target = where / "src"
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return target
+
+
+def run_tests(src: Path, tests: list[str], only: str = "") -> tuple[int, str]:
+    """Exit code of pytest with the package taken from `src`, and its last line about a failure."""
+    env = {**os.environ, "PYTHONPATH": str(src), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line",
+               *(["-k", only] if only else []), *tests]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode, (lines or done.stdout.splitlines() or [done.stderr])[-1]
+
+
+def check_source(src: Path) -> None:
+    """The copy must be what the tests import, or nothing that follows means anything."""
+    env = {**os.environ, "PYTHONPATH": str(src)}
+    found = subprocess.run([sys.executable, "-c", "import consilience; print(consilience.__file__)"], env=env, cwd=src,
+                           capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(found).is_relative_to(src):
+        raise SystemExit(f"The tests would import {found}, not the copy.")
+
+
+def try_one(mutation: Mutation) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        src = copy_of(ROOT / "src", Path(folder))
+        path = src / "consilience" / mutation.file
+        text = path.read_text()
+        if text.count(mutation.old) < 1:
+            raise SystemExit(f"{mutation.name}: {mutation.file} no longer contains {mutation.old!r}. Bring the list up to date.")
+        path.write_text(text.replace(mutation.old, mutation.new, 1))
+        code, said = run_tests(src, [f"tests/{mutation.test}"], mutation.only)
+        if code not in (0, 1):                       # 1: tests failed; anything else says nothing about the rule
+            raise SystemExit(f"{mutation.name}: the tests could not be run ({said}).")
+        return code == 1, said
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTATIONS if not words or any(w in m.name for w in words)]
+    with tempfile.TemporaryDirectory() as folder:    # without any mutation the named tests pass, so a failure below is its doing
+        src = copy_of(ROOT / "src", Path(folder))
+        check_source(src)
+        by_words: dict[str, set[str]] = {}
+        for m in chosen:
+            by_words.setdefault(m.only, set()).add(f"tests/{m.test}")
+        for only, tests in by_words.items():
+            code, said = run_tests(src, sorted(tests), only)
+            if code:
+                raise SystemExit(f"The named tests do not pass without any mutation: {said}")
+    missed = 0
+    for mutation in chosen:
+        caught, said = try_one(mutation)
+        missed += not caught
+        print(f"{'caught' if caught else 'MISSED'}  {mutation.name}: {said.removeprefix('FAILED ')[:150]}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

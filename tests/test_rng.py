@@ -1,0 +1,158 @@
+"""Keyed randomness: ranges, independence of keys, and the quality of the numbers for fixed keys."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consilience import rng
+
+seeds = st.integers(0, 2**63 - 1)
+words = st.lists(st.one_of(st.text(alphabet="abcxyz", min_size=1, max_size=6), st.integers(0, 10**6)), max_size=4)
+
+
+@given(seeds, words)
+def test_uniform_lies_strictly_inside(seed, names):
+    u = rng.uniform(rng.key(seed, *names), (500,))
+    assert u.min() > 0
+    assert u.max() < 1
+    assert u.dtype == torch.float32
+
+
+def test_uniform_at_its_ends():
+    # 23 bits: the smallest number is 0.5/2²³ and the largest 1 − 0.5/2²³; both are exact in float32, and neither is 0 or 1
+    top = torch.tensor([0, (1 << 23) - 1]).float()
+    ends = (top + 0.5).div(1 << 23)
+    assert 0 < ends[0].item() < ends[1].item() < 1
+
+
+@given(seeds, st.integers(0, 300))
+def test_permutation_is_a_permutation(seed, n):
+    assert sorted(rng.permutation(rng.key(seed, "p"), n).tolist()) == list(range(n))
+
+
+@given(seeds, st.integers(1, 1000))
+def test_integers_stay_in_range(seed, below):
+    drawn = rng.integers(rng.key(seed), below, (7, 5))
+    assert drawn.shape == (7, 5)
+    assert drawn.min() >= 0
+    assert drawn.max() < below
+
+
+@given(seeds, words, words)
+def test_keys_of_different_words_differ(seed, a, b):
+    same = "/".join(map(str, a)) == "/".join(map(str, b))
+    assert (rng.key(seed, *a) == rng.key(seed, *b)).item() is same
+
+
+@given(seeds, seeds)
+def test_keys_of_different_seeds_differ(a, b):
+    assert (rng.key(a, "w") == rng.key(b, "w")).item() is (a == b)
+
+
+@given(seeds, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_fold(seed, a, b):
+    base = rng.key(seed, "fold")
+    assert torch.equal(rng.fold(base, a), rng.fold(base, torch.tensor(a)))       # a number on the host or on the device
+    assert torch.equal(rng.fold(base, a), rng.fold(base, b)) is (a == b)
+    assert rng.fold(base, a).dtype == torch.int64
+    assert rng.fold(base, a).dim() == 0
+
+
+def test_many_keys_do_not_collide():
+    keys = {int(rng.key(0, "step", client, round_)) for client in range(60) for round_ in range(60)}
+    assert len(keys) == 3600
+    base = rng.key(0)
+    assert len({int(rng.fold(base, i)) for i in range(5000)}) == 5000
+
+
+def test_draws_are_a_function_of_the_key():
+    assert torch.equal(rng.normal(rng.key(3, "x"), (4, 5)), rng.normal(rng.key(3, "x"), (4, 5)))
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    rng.uniform(rng.key(1), (10,))
+    rng.host(rng.key(1)).beta(0.5, 0.5, 3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_longer_draw_begins_like_a_shorter_one():
+    assert torch.equal(rng.uniform(rng.key(4), (100,))[:10], rng.uniform(rng.key(4), (10,)))
+
+
+def test_written_down():
+    """Numbers of this release; a change here changes every run ever recorded."""
+    assert [int(v) for v in rng.permutation(rng.key(0, "a"), 6)] == [4, 5, 2, 3, 0, 1]
+    assert rng.uniform(rng.key(0, "a"), (3,)).tolist() == pytest.approx([0.3263264, 0.3769973, 0.0857219], abs=1e-7)
+    assert int(rng.key(0, "step", 3, 1)) == 399878533988253017
+
+
+# ---- quality: bounds of five standard errors for fixed keys ------------------------------------------------------------
+
+N = 200_000
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_moments_of_uniform(seed):
+    u = rng.uniform(rng.key(seed, "quality"), (N,)).double()
+    # mean ½ ± 5·√(1/12/N); variance 1/12, whose standard error is √((1/80 − 1/144)/N)
+    assert abs(u.mean().item() - 0.5) < 5 * math.sqrt(1 / 12 / N)
+    assert abs(u.var().item() - 1 / 12) < 5 * math.sqrt((1 / 80 - 1 / 144) / N)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_moments_of_normal(seed):
+    z = rng.normal(rng.key(seed, "quality"), (N,)).double()
+    # standard errors: mean 1/√N, variance √(2/N), skewness √(6/N), kurtosis √(24/N)
+    assert abs(z.mean().item()) < 5 / math.sqrt(N)
+    assert abs(z.var().item() - 1) < 5 * math.sqrt(2 / N)
+    assert abs((z**3).mean().item()) < 5 * math.sqrt(15 / N)
+    assert abs((z**4).mean().item() - 3) < 5 * math.sqrt(96 / N)
+    assert z.isfinite().all()
+
+
+def test_uniform_fills_its_bins():
+    # χ² with 99 degrees of freedom: mean 99, standard deviation √198 ≈ 14.1
+    u = rng.uniform(rng.key(8, "bins"), (N,))
+    counts = torch.histc(u, 100, 0, 1).double()
+    chi = ((counts - N / 100) ** 2 / (N / 100)).sum().item()
+    assert 99 - 5 * 14.1 < chi < 99 + 5 * 14.1
+
+
+def test_neighbours_are_independent():
+    u = rng.uniform(rng.key(9, "lag"), (N,)).double() - 0.5
+    for lag in (1, 2, 3, 64):                                      # correlation ± 5/√N
+        assert abs((u[:-lag] * u[lag:]).mean().item() * 12) < 5 / math.sqrt(N)
+
+
+def test_streams_of_neighbouring_keys_are_independent():
+    base = rng.key(0, "streams")
+    u = torch.stack([rng.uniform(rng.fold(base, i), (4000,)) for i in range(50)]).double() - 0.5
+    # 1225 correlations of 4000 pairs: the largest of so many stays below 5/√4000
+    correlation = (u @ u.T) * 12 / 4000
+    correlation.fill_diagonal_(0)
+    assert correlation.abs().max() < 5 / math.sqrt(4000)
+
+
+def test_every_place_is_equally_likely_in_a_permutation():
+    places = torch.zeros(5, 5)
+    for i in range(2000):
+        places[torch.arange(5), rng.permutation(rng.fold(rng.key(2), i), 5)] += 1
+    assert (places - 400).abs().max() < 5 * math.sqrt(2000 * 0.2 * 0.8)
+
+
+def test_every_bit_is_a_fair_coin():
+    bits = rng.bits(rng.key(6), 20_000).numpy().view(np.uint64)
+    ones = [int(((bits >> np.uint64(b)) & np.uint64(1)).sum()) for b in range(64)]
+    assert max(abs(n - 10_000) for n in ones) < 5 * math.sqrt(5000)
+
+
+def test_host_generators_are_keyed():
+    a, b = rng.host(rng.key(1, "a")), rng.host(rng.key(1, "b"))
+    assert a.random() == rng.host(rng.key(1, "a")).random()
+    assert a.random() != b.random()
+    assert 0 <= rng.seed_torch(rng.key(5, "x")) < 2**63
