@@ -182,7 +182,8 @@ MUTATIONS = (
     # the papers' own numbers
     Mutation("FFA's variance over clients divided by M − 1", "parts/ffa.py", "lambda x: x.var(0, unbiased=False)", "lambda x: x.var(0)",
              "parts/test_ffa.py::test_variance_over_clients_by_hand"),
-    Mutation("FFA's statistics move when the coin is off", "parts/ffa.py", 'rate = {q: torch.where(v.notes[q]["on"], 1 - self.momentum, 0.0)',
+    Mutation("FFA's statistics move when the coin is off", "parts/ffa.py",
+             'rate = {q: torch.where(v.notes[q]["on"], 1 - self.momentum, 0.0)',
              "rate = {q: torch.tensor(1 - self.momentum)", "parts/test_ffa.py::test_coin_off_leaves_features_and_statistics_alone"),
     Mutation("FFA keeps statistics that it resets", "parts/ffa.py", 'return self._fresh(spec) if self.stats == "kept" else {}',
              "return self._fresh(spec)", "parts/test_ffa.py::test_reset_statistics_start_anew"),

@@ -24,11 +24,11 @@ def test_uniform_lies_strictly_inside(seed, names):
     assert u.dtype == torch.float32
 
 
-def test_uniform_at_its_ends():
-    # 23 bits: the smallest number is 0.5/2²³ and the largest 1 − 0.5/2²³; both are exact in float32, and neither is 0 or 1
-    top = torch.tensor([0, (1 << 23) - 1]).float()
-    ends = (top + 0.5).div(1 << 23)
-    assert 0 < ends[0].item() < ends[1].item() < 1
+def test_uniform_at_its_ends(monkeypatch):
+    # all bits 0 and all bits 1: 0.5/2²³ and 1 − 0.5/2²³, both exact in float32
+    monkeypatch.setattr(rng, "bits", lambda key, n: torch.tensor([0, -1]))
+    assert rng.uniform(rng.key(0), (2,)).tolist() == [0.5 / 2**23, 1 - 0.5 / 2**23]
+    assert rng.normal(rng.key(0), (1,)).isfinite().all()
 
 
 @given(seeds, st.integers(0, 300))

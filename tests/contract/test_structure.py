@@ -69,7 +69,7 @@ def _ours(path: Path) -> set[str]:
 
 
 BASE = {"tree", "rng", "errors", "options"}
-MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "rng.py": set(), "options.py": {"errors"},
+MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "_rng_cuda.py": set(), "rng.py": {"_rng_cuda"}, "options.py": {"errors"},
               "core": BASE | {"core"}, "parts": BASE | {"core", "parts"}, "engines": BASE | {"core", "engines"}}
 BELOW_RUNS = ("data", "models", "metrics")
 

@@ -60,7 +60,6 @@ def test_building_moves_nothing():
     assert torch.equal(fed.model["buffers"]["stage1.1.running_mean"], torch.zeros(4))
 
 
-@pytest.mark.xfail(strict=True, reason="Network.apply runs in training mode and writes to the model's buffers")
 def test_applying_a_head_with_batchnorm_moves_nothing():
     def with_norm():
         net = Plain()

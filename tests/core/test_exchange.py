@@ -76,7 +76,6 @@ def test_a_client_that_missed_rounds_takes_the_last_average():
     assert not torch.equal(received["params"]["head.weight"], start["params"]["head.weight"])
 
 
-@pytest.mark.xfail(strict=True, reason="the model is counted although the client goes on from its own")
 def test_bytes_down_when_the_client_goes_on_from_its_own():
     fed = tiny_federation([EveryThird()])
     model = tree.count_bytes(fed.model)

@@ -102,7 +102,6 @@ class Tied(nn.Module):
         return self.head(self.b(self.a(x.flatten(1))))
 
 
-@pytest.mark.xfail(strict=True, reason="the second description of the module unties them")
 def test_tied_weights_stay_tied_or_are_refused():
     try:
         fed = federation(seeded(Tied))
@@ -116,7 +115,6 @@ def test_tied_weights_stay_tied_or_are_refused():
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.xfail(strict=True, reason="keyed layers listen to the first description's keys, which are never set again")
 def test_dropout_acts_in_training():
     with_it, without = federation(dropping(0.5)), federation(dropping(0.0))
     with_it.round()

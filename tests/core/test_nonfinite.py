@@ -22,6 +22,9 @@ from consilience.parts.scaffold import Scaffold
 from consilience.testing import differences, run_tiny, tiny_federation
 
 
+UPLOADS_UNCHECKED = pytest.mark.xfail(reason="what parts keep and upload is not checked for NaN", strict=False)
+
+
 @dataclass(frozen=True)
 class Poison(Part):
     """A loss, or a gradient, that is NaN for one client in one round."""
@@ -160,17 +163,35 @@ def test_an_interrupt_while_states_are_stored(monkeypatch):
     assert_unchanged(fed, before)
 
 
-@pytest.mark.xfail(strict=True, reason="a path of length zero is divided by")
 @pytest.mark.parametrize("part", [Scaffold(), Cm(), Nova()], ids=lambda p: p.name)
-def test_a_learning_rate_of_zero_gives_no_nan_in_silence(part):
-    # cosine(rounds=2) reaches 0 in round three, and so does the length of the path these parts divide by
-    fed = tiny_federation([part], schedule="cosine(rounds=2)")
+@pytest.mark.parametrize("schedule", ["cosine(rounds=2)", pytest.param("exponential(gamma=1e-30)", marks=UPLOADS_UNCHECKED)])
+def test_a_vanishing_learning_rate_gives_no_nan_in_silence(part, schedule):
+    # these parts divide by the length of the path, which ends with the schedule or vanishes in float32
+    fed = tiny_federation([part], schedule=schedule)
     try:
         for _ in range(3):
             fed.round()
     except ConsilienceError:
         return
     assert [k for k, t in snapshot(fed)[0].items() if not t.isfinite().all()] == []
+
+
+@UPLOADS_UNCHECKED
+@pytest.mark.parametrize("home", ["upload", "kept"])
+def test_state_of_a_part_that_is_not_finite(home):
+    @dataclass(frozen=True)
+    class Leaky(Part):
+        name = "leaky"
+        reduce = {"x": "sum"}
+
+        def init_kept(self, spec):
+            return {"k": torch.zeros(())}
+
+        def finish(self, c):
+            bad = torch.tensor(float("nan"))
+            return {"k": bad if home == "kept" else c.kept["k"]}, {"x": bad if home == "upload" else torch.zeros(())}
+    with pytest.raises(NonFiniteError, match="leaky"):
+        tiny_federation([Leaky()]).round()
 
 
 def test_an_interrupt_while_preparing():

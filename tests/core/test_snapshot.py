@@ -49,7 +49,6 @@ def test_a_client_never_visited_takes_no_room():
     assert {k.split("/")[1] for k in snapshot(fed)[0] if k.startswith("clients/")} == {"0"}
 
 
-@pytest.mark.xfail(strict=True, reason="the description shares the federation's versions")
 def test_a_snapshot_stays_what_it_was():
     fed = run_tiny([Scaffold()], rounds=1)
     tensors, meta = snapshot(fed)
@@ -59,7 +58,6 @@ def test_a_snapshot_stays_what_it_was():
     assert meta == then[1]
 
 
-@pytest.mark.xfail(strict=True, reason="clients visited after the snapshot stay")
 def test_restoring_forgets_what_came_after():
     fed = tiny_federation([Scaffold()])
     fed.round([0])

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from consilience import tree
+from consilience import rng
+from consilience.core.federation import Federation
+from consilience.core.layout import Layout
+from consilience.core.method import Method
+from consilience.core.policy import Policy
 from consilience.core.population import Population
+from consilience.core.task import task_named
 from consilience.data.federated import ClientRows, FederatedData
+from consilience.engines import Sequential
 from consilience.errors import ConfigError
 from consilience.metrics import registry
 from consilience.metrics.classification import class_accuracy
+from consilience.metrics.dice import dice
 from consilience.metrics.registry import Measure, as_plain, describe_measures, installed_measures, make_measures, register
 from consilience.metrics.subject import Reference, Subject
 from consilience.options import option
@@ -133,10 +141,36 @@ def test_every_measure_works_or_says_why_not_and_changes_nothing(method):
     json.dumps(got, allow_nan=False)
     left = {name for name, result in got.items() if "left_out" in result}
     assert left == {"dice", "harmed", "rounds_to"}
-    assert all(torch.equal(leaf, before[path]) for path, leaf in tree.paths(tree.nested(state_of(s.fed))))
+    after = state_of(s.fed)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[path], before[path]) for path in before)
     without_global = method in ("local", "fedper", "fedbn")
     assert ("global" in got["accuracy"]) is not without_global
     assert ("personalised" in got["accuracy"]) is (method not in ("fedavg", "union"))
+
+
+def test_dice_with_and_without_background():
+    x = rng.normal(rng.key(3, "images"), (24, 1, 4, 4))
+    rows = torch.arange(24).split(12)
+    y = (x[:, 0] > 0).long()
+    clients = tuple(ClientRows(f"site{i}", r[:8], r[:0], r[8:]) for i, r in enumerate(rows))
+    data = FederatedData("masks", x, y, 2, clients, task="segmentation")
+    population = Population(x, y, tuple(c.train for c in clients), 2, data.transform, tuple(c.name for c in clients),
+                            task=task_named("segmentation"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        net = torch.nn.Sequential(OrderedDict(body=torch.nn.Conv2d(1, 4, 1), head=torch.nn.Conv2d(4, 2, 1)))
+    fed = Federation(net, Layout(head="head"), Method(()), population, Policy(batch=4, lr=0.1), Sequential)
+    got = measures_of_round(fed, data, ["dice", "accuracy"])
+    per_site = []
+    for client in clients:
+        predicted = fed.program.network.forward(fed.model, x[client.test]).logits.argmax(1)
+        per_site.append([float(dice(predicted, y[client.test], 2, background=b)) for b in (True, False)])
+    assert got["dice"]["global"]["with_background"]["per_client"] == pytest.approx({"site0": per_site[0][0], "site1": per_site[1][0]})
+    assert got["dice"]["global"]["foreground"]["client_mean"] == pytest.approx((per_site[0][1] + per_site[1][1]) / 2)
+    assert got["dice"]["global"]["with_background"]["pooled"] == pytest.approx((per_site[0][0] + per_site[1][0]) / 2)    # four images each
+    assert 0 < got["accuracy"]["global"]["pooled"] < 1
+    assert "masks" in measures_of_round(fed, data, ["auroc"])["auroc"]["left_out"]
 
 
 def test_measures_that_can_never_be_taken_are_refused_before_a_run():
@@ -188,7 +222,8 @@ def test_a_measure_of_ones_own_is_one_small_class(monkeypatch):
 
 
 def test_plain_values():
-    assert as_plain({"a": torch.tensor(2.5), "b": (1, float("nan")), "c": {1: float("inf")}}) == {"a": 2.5, "b": [1, None], "c": {"1": None}}
+    given = {"a": torch.tensor(2.5), "b": (1, float("nan")), "c": {1: float("inf")}}
+    assert as_plain(given) == {"a": 2.5, "b": [1, None], "c": {"1": None}}
 
 
 CURVE = [{"round": r, "global": {"accuracy": a, "mean": a, "worst": a / 2}, "validation": {"accuracy": v},

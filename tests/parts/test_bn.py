@@ -92,7 +92,6 @@ class Plain(nn.Module):
         return self.head(x.flatten(1))
 
 
-@pytest.mark.xfail(strict=True, reason="norm_keys names parameters and buffers that are None")
 def test_layers_without_statistics_do_not_count():
     with pytest.raises(ConfigError, match="bn needs a model with BatchNorm layers"):
         federation(NoRunningStatistics(), Bn())

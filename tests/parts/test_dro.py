@@ -44,7 +44,6 @@ def test_which_loss(loss_of, loss):
     assert fed.server["dro"]["q"].item() == pytest.approx(math.exp(loss), rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="c.losses holds the second model's steps too")
 def test_the_loss_is_that_of_the_uploaded_model():
     # Ditto trains a second model beside it, whose losses are its own affair
     alone, beside = run_tiny([Dro(eta=1.0)], rounds=1), run_tiny([Dro(eta=1.0), Ditto()], rounds=1)

@@ -85,8 +85,7 @@ def test_only_what_travels_and_trains_has_a_variate():
     assert all(t.abs().sum() > 0 for t in fed.shared["scaffold"]["c"].values())
 
 
-@pytest.mark.parametrize("divisor", ["path", pytest.param("steps", marks=pytest.mark.xfail(
-    strict=True, reason="c.steps counts the second model's steps"))])
+@pytest.mark.parametrize("divisor", ["path", "steps"])
 def test_a_second_models_steps_do_not_lengthen_the_path(divisor):
     alone, beside = (run_tiny([Scaffold(divisor=divisor), *more], rounds=1) for more in ([], [Ditto()]))
     for k, c in alone.shared["scaffold"]["c"].items():

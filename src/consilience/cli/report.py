@@ -40,4 +40,5 @@ def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help=
         print_json(facts)
     else:
         runs = f"{facts['runs']} run{'' if facts['runs'] == 1 else 's'}"
-        out().print(f"Wrote {path} ({path.stat().st_size / 1000:.0f} kB): {runs} of {', '.join(g.label for g in gathered.groups)}.", markup=False)
+        methods = ", ".join(g.label for g in gathered.groups)
+        out().print(f"Wrote {path} ({path.stat().st_size / 1000:.0f} kB): {runs} of {methods}.", markup=False)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runs.config import RunConfig, parse_set, read_config_file
+from ..errors import ConfigError
+from ..runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 
 Method = Annotated[str, typer.Argument(help="Names joined by '+', as in scaffold+dbe; `consilience methods` lists them.",
                                        show_default=False)]
@@ -37,11 +38,13 @@ Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any ot
 def configure(config: Path | None, set_: list[str] | None, option: list[str] | None, **given: Any) -> RunConfig:
     """A file's settings under those of the command line."""
     values: dict[str, Any] = read_config_file(config) if config else {}
-    settings = {**(values.pop("settings", None) or {}), **parse_set(set_ or [])}
+    settings = {**flatten_settings(values.pop("settings", None) or {}), **parse_set(set_ or [])}
     for pair in option or []:
         key, equals, text = pair.partition("=")
         if not equals:
             raise typer.BadParameter(f"takes name=value, as in momentum=0.9. Got {pair!r} instead.", param_hint="--option")
+        if key.strip() == "settings":
+            raise ConfigError("The method's 'settings' are given one by one, as in --set dbe.kappa=5.")
         values[key.strip()] = text
     values |= {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
     return RunConfig.make({**values, "settings": settings})

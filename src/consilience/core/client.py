@@ -44,9 +44,9 @@ class ClientView:
     model: Model                  # as trained; in `finish` only
     scratch: Tree                 # in `finish` only
     download: Tree                # what `deliver` sent; in `receive` only
-    steps: int                    # in `finish` only
+    steps: int                    # of the model that travels; in `finish` only
     path: dict[str, float]        # key -> momentum-aware length of the path walked; in `finish` only
-    losses: Tensor                # training loss of every step; in `finish` only
+    losses: Tensor                # training loss of each of those steps; in `finish` only
 
     def __init__(self, fed: Federation, number: int, part: Part, received: Model, state: ClientState, stage: str,
                  cohort: list[int], **more: Any) -> None:
@@ -132,13 +132,13 @@ class LocalWork:
 
     def finish(self, slot: Slot) -> Outcome:
         fed, homes = self.fed, self.state.tensors
-        lengths = self.path()
+        lengths, mine = self.path(), self._steps_of_the_model()
         uploads: dict[str, Tree] = {}
         kept = dict(homes["kept"])
         received = slot.received
         for part in fed.method.using("finish"):
             view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
-                              steps=self.size, path=lengths, losses=slot.losses[: self.size])
+                              steps=len(mine), path=lengths, losses=slot.losses[mine])
             new, uploads[part.name] = part.finish(view)
             if new:
                 kept[part.name] = new
@@ -148,6 +148,11 @@ class LocalWork:
                  "optimiser": slot.optimiser if homes["optimiser"] else {}}
         state = replace(self.state, tensors=tree.clone(after), first=False, own_round=fed.round_number)
         return Outcome(state, tree.clone(uploads), tree.clone(slot.model), slot.losses[: self.size].clone())
+
+    def _steps_of_the_model(self) -> list[int]:
+        """Numbers of the steps that trained the model that travels, not a part's second one."""
+        owners = [phase.model for phase, sizes in self.schedule for _ in sizes]
+        return [step for step, owner in enumerate(owners) if owner == "model"]
 
     def path(self) -> dict[str, float]:
         """key -> length of the path a constant unit gradient would have walked (METHODS.md 7.4)."""

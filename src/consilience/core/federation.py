@@ -172,10 +172,14 @@ class Federation:
 
         Between two exchanges of models it goes on from the model it trained itself.
         """
-        if state.tensors["own"] and state.own_round > self.last_exchange:
+        if self._goes_on_alone(state):
             return tree.clone(state.tensors["own"])
         local = state.tensors["local"]
         return tree.clone({half: {k: local.get(k, v) for k, v in flat.items()} for half, flat in self.model.items()})
+
+    def _goes_on_alone(self, state: ClientState) -> bool:
+        """Whether a client continues from the model it trained itself, because models have not travelled since."""
+        return bool(state.tensors["own"]) and state.own_round > self.last_exchange
 
     def scalars(self, number: int, state: ClientState, kind: str = "round") -> dict[str, Tensor]:
         """Numbers that steps read. On the device, because a captured number would stay what it was."""
@@ -386,8 +390,11 @@ class Federation:
 
     def _download_bytes(self, number: int) -> int:
         """Bytes to bring a client up to date: what moves, what changed since it last listened, on first contact the rest."""
-        seen, flat = self.client(number).seen, self._flat()
+        state, flat = self.client(number), self._flat()
+        seen = state.seen
         keys = self.moving if seen >= 0 else [k for k in flat if k in self.spec.shared]
+        if self._goes_on_alone(state):
+            keys = []
         fresh = [t for path, t in tree.paths(self.shared) if self.versions[path] > seen]
         return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)
 

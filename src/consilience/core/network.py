@@ -38,6 +38,8 @@ class KeyedDropout(nn.Module):
 def key_dropout(module: nn.Module, holder: dict[str, KeySource | None]) -> None:
     """Replace every dropout layer by its keyed version, in place. `DropPath`-like layers say so by `coin_dims`."""
     for number, (name, layer) in enumerate(list(module.named_modules())):
+        if isinstance(layer, KeyedDropout):
+            layer._holder = holder                  # keyed by an earlier network around the same module
         coin_dims = getattr(layer, "coin_dims", None)
         if type(layer) in _DROPOUTS or (coin_dims is not None and not isinstance(layer, KeyedDropout)):
             dims = _DROPOUTS.get(type(layer), coin_dims)
@@ -81,8 +83,8 @@ class Network:
         self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
         self._keys: dict[str, KeySource | None] = {"key": None}
         key_dropout(module, self._keys)
-        self._params = [self._place(k, "_parameters") for k, _ in module.named_parameters()]
-        self._buffers = [self._place(k, "_buffers") for k, _ in module.named_buffers()]
+        self._params = self._places("_parameters", module.named_parameters(remove_duplicate=False))
+        self._buffers = self._places("_buffers", module.named_buffers(remove_duplicate=False))
         self._modules = list(module.modules())
         self._model: Model | None = None
         self._train: bool | None = None
@@ -91,9 +93,14 @@ class Network:
         for point in self.points:
             self._listen(point)
 
-    def _place(self, key: str, table: str) -> tuple[str, dict[str, Any], str]:
-        owner, _, leaf = key.rpartition(".")
-        return key, getattr(self.module.get_submodule(owner), table), leaf
+    def _places(self, table: str, named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, dict[str, Any], str]]:
+        """Where every tensor of a model goes. Tied tensors stand in several tables under the name of the first."""
+        first: dict[int, str] = {}
+        out = []
+        for name, tensor in named:
+            owner, _, leaf = name.rpartition(".")
+            out.append((first.setdefault(id(tensor), name), getattr(self.module.get_submodule(owner), table), leaf))
+        return out
 
     def _listen(self, point: str) -> None:
         name, _, side = point.partition(":")
@@ -155,9 +162,12 @@ class Network:
         return trace
 
     def apply(self, model: Model, name: str, x: Tensor) -> Tensor:
-        """Run one submodule (an attached projection, the head) of the model."""
-        self._hold(model, True if self._train is None else self._train)
-        return self.module.get_submodule(name)(x)
+        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves."""
+        part = self.module.get_submodule(name)
+        if next(part.buffers(), None) is not None:
+            model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
+        self._hold(model, True)
+        return part(x)
 
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:
         """Every point fires exactly once, no draw from the global generator; returns the shape at each point and the classes."""
@@ -178,4 +188,4 @@ class Network:
     def norm_keys(self) -> frozenset[str]:
         """Keys of normalisation layers with running statistics, found by type."""
         return frozenset(f"{n}.{k}" for n, m in self.module.named_modules() if isinstance(m, NORMS)
-                         for k in (*m._parameters, *m._buffers))
+                         for k, t in (*m._parameters.items(), *m._buffers.items()) if t is not None and m.running_mean is not None)

@@ -37,7 +37,7 @@ class Policy:
                             choices=("float32", "bfloat16"))
     layout: str = option("contiguous", "memory layout of images and convolutions", choices=("contiguous", "channels_last"))
     eval_batch: int = option(256, "samples scored at once", low=1)
-    seed: int = option(0, "every random draw of the run is keyed by it", low=0)
+    seed: int = option(0, "every random draw of the run is keyed by it", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:
         check(self, "the run")
@@ -105,5 +105,5 @@ class Schedule:
         if self.kind == "step":
             return self.gamma ** (done // self.every)
         if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * min(done / self.rounds, 1.0)))
+            return 0.5 * (1 + math.cos(math.pi * min(done, self.rounds - 1) / self.rounds))      # never 0: it stays at its last value
         return 1.0

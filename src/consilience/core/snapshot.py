@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import tree
@@ -20,7 +22,7 @@ def snapshot(fed: Federation, clients: bool = True) -> tuple[dict[str, Tensor], 
     everything = {"model": fed.model, "shared": fed.shared, "server": fed.server,
                   "clients": {str(i): s.tensors for i, s in states.items()}}
     tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in tree.paths(everything)}
-    meta = {name: getattr(fed, name) for name in _NUMBERS}
+    meta = {name: copy.copy(getattr(fed, name)) for name in _NUMBERS}
     meta["clients"] = {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in states.items()}
     return tensors, meta
 
@@ -42,10 +44,12 @@ def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -
     def like(template: Any, prefix: str) -> Any:
         if isinstance(template, dict):
             return {k: like(v, f"{prefix}/{k}") for k, v in template.items()}
-        return tensors[prefix].to(template.device, copy=True)
+        return torch.empty_like(template).copy_(tensors[prefix])        # with the template's device and memory layout
     fed.model, fed.shared, fed.server = (like(getattr(fed, home), home) for home in ("model", "shared", "server"))
+    if not fed.clients.keeps_itself:
+        fed.clients.clear()
     for number, numbers in meta["clients"].items():
         fed.clients.put(int(number), ClientState(like(fed.clients.fresh.tensors, f"clients/{number}"), **numbers))
     fed.clients.commit()
     for name in _NUMBERS:
-        setattr(fed, name, meta[name])
+        setattr(fed, name, copy.copy(meta[name]))

@@ -39,6 +39,15 @@ class ClientStore(ABC):
     def rollback(self) -> None:
         self._pending = {}
 
+    def clear(self) -> None:
+        """Forget every client."""
+        self._pending = {}
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop all committed states."""
+
     @abstractmethod
     def _read(self, number: int) -> ClientState:
         """The committed state, or `fresh`."""
@@ -70,3 +79,6 @@ class MemoryStore(ClientStore):
 
     def _numbers(self) -> Iterator[int]:
         return iter(self._states)
+
+    def _forget(self) -> None:
+        self._states = {}

@@ -30,17 +30,22 @@ class _Overlay(ClientStore):
 
     def __init__(self, below: ClientStore) -> None:
         super().__init__(below.fresh)
-        self.below = below
+        self.below: ClientStore | None = below
         self.changed: dict[int, ClientState] = {}
 
     def _read(self, number: int) -> ClientState:
-        return self.changed[number] if number in self.changed else self.below.get(number)
+        if number in self.changed or self.below is None:
+            return self.changed.get(number, self.fresh)
+        return self.below.get(number)
 
     def _write(self, states: Mapping[int, ClientState]) -> None:
         self.changed.update(states)
 
     def _numbers(self) -> Iterator[int]:
-        return iter(sorted({*self.changed, *(number for number, _ in self.below.visited())}))
+        return iter(sorted({*self.changed, *(number for number, _ in self.below.visited())} if self.below else self.changed))
+
+    def _forget(self) -> None:
+        self.below, self.changed = None, {}
 
 
 def twin(fed: Federation) -> Federation:

@@ -15,7 +15,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+import pkgutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
@@ -85,7 +87,9 @@ def register(cls: M) -> M:
 
 def installed_measures() -> dict[str, type[Measure]]:
     """Our own, those registered, and those that installed packages announce under the entry-point group `consilience.measures`."""
-    from . import measures  # noqa: F401  (they register themselves)
+    package = importlib.import_module(f"{__package__}.measures")
+    for info in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{info.name}")
     for point in entry_points(group=ENTRY_POINTS):
         register(point.load())
     return dict(sorted(MEASURES.items()))

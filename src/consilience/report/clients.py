@@ -40,5 +40,5 @@ def summary_of(own: Mapping[str, float], local: Mapping[str, float] | None) -> d
     """The worst client, the mean of the worst tenth, the spread, and how many do worse than alone."""
     lowest, against = worst(own), harmed(own, local or {})
     return {"worst": lowest[1] if lowest else None, "bottom_decile": bottom_decile(own), "mean": client_mean(own),
-            "std": float(np.std(list(own.values()))), "compared": against["clients"],
+            "std": float(np.std(list(own.values()))), "compared": against["clients"] or None,
             "harmed": against["harmed"] if against["clients"] else None, "gain": against["mean_gain"]}

@@ -77,15 +77,15 @@ def find_runs(folders: Iterable[str | Path]) -> list[Path]:
         if not top.is_dir():
             raise ConfigError(f"There is no folder {str(top)!r}.")
         here = []
-        for path, below, files in os.walk(top):
-            if "config.json" in files and _is_run(Path(path) / "config.json"):
-                here.append(Path(path))
+        for name, below, files in os.walk(top):
+            if "config.json" in files and _is_run(Path(name) / "config.json"):
+                here.append(Path(name))
                 below.clear()
             else:
-                below[:] = [name for name in below if not name.startswith(".")]
+                below[:] = [b for b in below if not b.startswith(".")]
         if not here:
             raise ConfigError(f"The folder {str(top)!r} holds no run: neither it nor a folder below it has a run's config.json.")
-        for path in sorted(map(Path, here)):
+        for path in sorted(here):
             found.setdefault(path.resolve(), path)
     return list(found.values())
 

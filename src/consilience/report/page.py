@@ -66,7 +66,8 @@ def render_page(content: Content) -> str:
 </header>
 <main>
 {_warnings(content.gathered.notes)}
-<noscript><p class="warnings">Figures are drawn by a script inside this page, and scripts are switched off. Tables and settings can be read without.</p></noscript>
+<noscript><p class="warnings">Figures are drawn by a script inside this page, and scripts are switched off. Tables can be read
+without.</p></noscript>
 {body}
 </main>
 <footer><p>Made by consilience {escape(__version__)}. This page holds all it needs and loads nothing.</p></footer>
@@ -95,7 +96,8 @@ def _figures(content: Content) -> dict[str, Any]:
 
 def _lead(content: Content) -> str:
     runs = content.gathered.runs
-    data = list(dict.fromkeys(f"{r.about.get('name', '?')} ({r.about.get('split', '?')}, {r.about.get('clients', '?')} clients)" for r in runs))
+    describe = lambda about: f"{about.get('name', '?')} ({about.get('split', '?')}, {about.get('clients', '?')} clients)"
+    data = list(dict.fromkeys(describe(r.about) for r in runs))
     seeds = sorted({r.seed for r in runs})
     number = lambda n, word: f"{n} {word}{'' if n == 1 else 's'}"
     shown = ", ".join(data[:3]) + (f" and {len(data) - 3} more" if len(data) > 3 else "")
@@ -111,7 +113,8 @@ def _sections(content: Content) -> list[tuple[str, str, str]]:
         out.append(("clients", "Clients", _clients_note(content) + figure("clients", "Accuracy of every client, sorted")
                     + _table(content.clients_table, "clients") + notes("clients")))
     if content.splits or content.notes.get("splits"):
-        out.append(("split", "Split", (figure("split", "Samples of each class on each client") if content.splits else "") + notes("splits")))
+        picture = figure("split", "Samples of each class on each client") if content.splits else ""
+        out.append(("split", "Split", picture + notes("splits")))
     if content.maps or content.notes.get("maps"):
         text = ('<p class="note">t-SNE of what the head receives in the model that each client is served by, before and after one round '
                 "of local training, each map on its own. A point's shape tells its client.</p>")
@@ -146,8 +149,8 @@ def _table(table: Table, name: str, titled: bool = False) -> str:
     buttons = "".join(f'<button type="button" data-copy="{name}-{form}">Copy {words}</button>' for form, words in _FORMS)
     notes = "".join(f'<p class="note">{escape(n)}</p>' for n in table.notes)
     title = f"<h3>{escape(table.title)}</h3>" if titled else ""
-    return (f'{title}<div class="scroll" tabindex="0" role="region" aria-label="Table: {escape(table.title or name)}"><table><thead><tr>{head}</tr></thead>'
-            f'<tbody>{rows}</tbody></table></div>{notes}<div class="actions">{buttons}</div>')
+    return (f'{title}<div class="scroll" tabindex="0" role="region" aria-label="Table: {escape(table.title or name)}">'
+            f'<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}<div class="actions">{buttons}</div>')
 
 
 def _settings(content: Content) -> str:

@@ -98,4 +98,5 @@ def clients_table(groups: Sequence[Group], entries: Sequence[dict[str, Any]]) ->
         cells.append(f"{gain.mean:+.3f}" if gain else "–")
         cells.append(f"{harmed.mean:.3g} of {of.mean:.3g}" if harmed and of and of.mean else "–")
         rows.append(cells)
-    return Table(header, rows, "Clients", ["Means over seeds. The worst tenth is the mean of the lowest tenth of the clients, at least one."])
+    note = "Means over seeds. The worst tenth is the mean of the lowest tenth of the clients, at least one."
+    return Table(header, rows, "Clients", [note])

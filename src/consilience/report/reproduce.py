@@ -7,6 +7,8 @@ import json
 import shlex
 from typing import Any
 
+import yaml
+
 from ..core.policy import Policy
 from ..runs.config import RunConfig
 from .gather import Group, StoredRun
@@ -31,8 +33,17 @@ def command_of(run: StoredRun) -> str:
         else:
             rest += ["-o", f"{name}={text}"]
     for path, value in (run.config.get("settings") or {}).items():
-        rest += ["--set", f"{path}={_text(value)}"]
+        rest += ["--set", f"{path}={_quoted(value)}"]
     return shlex.join(words + rest)
+
+
+def _quoted(value: Any) -> str:
+    """For --set, which reads values as YAML: text that looks like something else needs quotes."""
+    try:
+        plain = yaml.safe_load(_text(value))
+    except yaml.YAMLError:
+        plain = None
+    return json.dumps(value) if isinstance(value, str) and plain != value else "null" if value is None else _text(value)
 
 
 def _text(value: Any) -> str:
@@ -78,5 +89,6 @@ def environments(groups: list[Group]) -> list[str]:
             git = e.get("git") or {}
             commit = f"; git commit {git['commit']}{' with changes' if git.get('changed') else ''}" if git.get("commit") else ""
             device = e.get("gpu") or e.get("device") or "?"
-            out[f"Python {e.get('python', '?')} on {e.get('platform', '?')}, {device}, engine {e.get('engine', '?')}; {packages}{commit}"] = None
+            where = f"Python {e.get('python', '?')} on {e.get('platform', '?')}, {device}, engine {e.get('engine', '?')}"
+            out[f"{where}; {packages}{commit}"] = None
     return list(out)

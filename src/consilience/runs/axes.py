@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, did_you_mean
+from ..parts.stack import parse_stack
 from .config import RunConfig
-from .entries import Entry, targets_of
+from .entries import Entry, applies, targets_of
 from .tune import Dimension, at
 
 # Settings that change the samples, the scoring or the luck: scores under different values of them do not say which is better.
@@ -57,6 +58,8 @@ def parse_axis(text: str, entry: Entry, base: RunConfig) -> Axis:
         raise ConfigError(f"{FORM}. Got {text!r} instead.")
     stack = entry.config(base, base.policy.seed).stack()
     if "." in name:
+        if not applies(name, entry.method):
+            parse_stack(entry.method, {name: None})         # says which names the method has
         targets = targets_of(name, [p.name for p in stack.parts])
     elif name in NOT_SWEPT or name not in RunConfig.names():
         allowed = [n for n in RunConfig.names() if n not in NOT_SWEPT]

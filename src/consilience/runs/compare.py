@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     if not seeds:
         raise ConfigError("A comparison needs at least one seed.")
     entries, remarks = make_entries(methods, base, with_local, overrides)
+    given, base = dict(base.settings), dataclasses.replace(base, settings={})        # the rows have theirs
     reference = _reference(reference, entries, with_local)
     tuning: Tuning | None = None
     if tune is not None:
@@ -55,7 +57,7 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     outcomes = dict(zip(work, run_many(list(work.values()), "comparing", workers=jobs, again=again, watcher=watcher)))
     failures |= {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, str)}
     documents = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, dict)}
-    shared = {k: v for k, v in base.portable().items() if k not in ("method", "settings", "seed")} | {"settings": dict(base.settings)}
+    shared = {k: v for k, v in base.portable().items() if k not in ("method", "settings", "seed")} | {"settings": given}
     folders = {key: Path(job.folder).name for key, job in work.items() if job.folder}
     comparison = Comparison([e.name for e in entries], seeds, documents, failures, reference, score, shared, folders, remarks, tuning)
     if save and out is not None:

@@ -56,7 +56,7 @@ def make_entries(methods: Sequence[str], base: RunConfig, with_local: bool = Tru
     names = (["local"] if with_local else []) + [m.strip() for m in methods]
     for name in names:
         own = dict((overrides or {}).get(name, {}))
-        applying = {k: v for k, v in base.settings.items() if _applies(k, name)} | dict(own.pop("settings", {}))
+        applying = {k: v for k, v in base.settings.items() if applies(k, name)} | dict(own.pop("settings", {}))
         base.replace(**{**own, "method": name, "settings": applying})           # says what is wrong in the user's own words
         entry = Entry(name, parse_stack(name).canonical, given_settings(name, applying), own)
         identity = (parse_stack(entry.method, entry.settings).parts, sorted(own.items()))
@@ -66,12 +66,12 @@ def make_entries(methods: Sequence[str], base: RunConfig, with_local: bool = Tru
         elif (first := entries[stacks.index(identity)].name) != name:
             notes.append(f"{name} is the same as {first}: one row.")
     for path in base.settings:
-        if not any(_applies(path, name) for name in names):
+        if not any(applies(path, name) for name in names):
             raise ConfigError(f"The setting {path!r} belongs to none of the methods compared: {', '.join(names)}.")
     return entries, notes
 
 
-def _applies(path: str, method: str) -> bool:
+def applies(path: str, method: str) -> bool:
     """Whether a setting like dbe.kappa concerns a method: its owner is one of the method's names or parts."""
     tokens = [t if ":" in t else parse_call(t, "A method")[0] for t in split_tokens(method)]
     return path.partition(".")[0] in {*tokens, *(p.name for p in parse_stack(method).parts)}

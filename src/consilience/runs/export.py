@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from ..engines import Sequential
 from ..errors import ConfigError, DataError
 from ..models import default_for, make
 from .config import RunConfig
-from .files import read_json, read_tensors, write_json, write_tensors
+from .files import read_json, read_tensors, write_bytes, write_json, write_tensors
 from .reload import OpenedRun
 from .run import build_model
 from .use import Served, ServedModule, fed_name, filled, open_finished, personal_tensors, served
@@ -137,16 +139,19 @@ def _shell(card: dict[str, Any]) -> tuple[Federation, Any]:
     return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential), transform
 
 
-def write_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
+def write_onnx(module: ServedModule, x: Tensor, to: Path) -> None:
     """The model as an ONNX graph over transformed inputs; the number of samples is free."""
     try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
+        import onnx
     except ModuleNotFoundError as error:
         raise ConfigError(f"Writing ONNX needs the package {error.name!r}. Install it with: pip install 'consilience[onnx]'") from None
-    to.parent.mkdir(parents=True, exist_ok=True)
+    draft, device = io.BytesIO(), module.served.federation.device
     try:
-        torch.onnx.export(module.eval(), (x,), str(to), input_names=["input"], output_names=["logits"], dynamo=False,
-                          dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")          # of numbers that are constants on purpose, and of the exporter's age
+            torch.onnx.export(module.eval(), (x.to(device),), draft, input_names=["input"], output_names=["logits"], dynamo=False,
+                              dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
     except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
         raise ConfigError(f"This model cannot be written as ONNX: {str(error).splitlines()[0]}") from error
+    onnx.checker.check_model(onnx.load_from_string(draft.getvalue()))
+    write_bytes(to, draft.getvalue())

@@ -71,7 +71,14 @@ def read_json(path: Path) -> Any:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write a safetensors file, keys sorted and no metadata, so that equal tensors give equal bytes. Returns its hash."""
-    content = save({k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)})
+    plain: dict[str, Tensor] = {}
+    held: set[int] = set()
+    for key in sorted(tensors):
+        tensor = tensors[key].detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        plain[key] = tensor.clone() if place in held else tensor      # clients that were never trained share the initial values
+        held.add(place)
+    content = save(plain)
     write_bytes(path, content)
     return hashlib.sha256(content).hexdigest()
 

@@ -135,7 +135,7 @@ class Tuning:
             if best := search.best():
                 out.append(f"Chosen for {name}: {_words(best['settings'])} (validation {best['validation']:.3f}).")
             if len(search.trials) < self.budget:
-                out.append(f"{name} has only {len(search.trials)} configurations; all were tried.")
+                out.append(f"{name} has no more than {len(search.trials)} to choose from; all were tried.")
         return out
 
     def table(self) -> Table:

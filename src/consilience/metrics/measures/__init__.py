@@ -1,5 +1,1 @@
-"""The measures that come with the package. Importing a file of this package registers what it holds."""
-
-from . import costs, local, representations, rounds, scores
-
-__all__ = ["costs", "local", "representations", "rounds", "scores"]
+"""The measures that come with the package. Every file here may hold some; they register themselves when imported."""

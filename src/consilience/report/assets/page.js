@@ -180,4 +180,4 @@ function traces() {
 }
 
 curves(); clients(); splits(); maps(); traces();
-document.documentElement.dataset.drawn = "yes";
+document.documentElement.dataset.drawn = String(Math.round(performance.now()));      // milliseconds from opening to drawn

@@ -1,0 +1,92 @@
+"""Where the runs of a recipe lie, and what they hold. Names and contents say nothing about a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConsilienceError, DataError
+from ..report.gather import StoredRun, read_run
+from ..runs.files import read_json, write_json
+from ..runs.measure import measure
+from ..runs.reload import open_run
+from .check import method_facts, run_facts
+from .format import Cell
+
+RUNS = "runs"
+MEASURES = "recipe_measures.json"
+_MACHINE = ("engine", "device", "track")       # how a run is carried out, not what it computes
+
+
+def cell_values(cell: Cell, seed: int, *, scale: float = 1.0, scaled: Sequence[str] = (), engine: str | None = None,
+                device: str | None = None) -> dict[str, Any]:
+    """Settings of a cell's run. With a scale the rounds shrink, and so do the settings that the recipe names as scaled."""
+    assert cell.values is not None
+    values = {**cell.values, "seed": seed, "rounds": scaled_rounds(cell.rounds, scale)}
+    if scale != 1.0 and scaled:
+        facts, run = method_facts(cell.row.method, values.get("settings", {})), run_facts(values)
+        shrunk = {p: scaled_rounds(facts.options[p], scale) for p in scaled if p in facts.options}
+        values |= {n: scaled_rounds(run[n], scale) for n in scaled if n in run and run[n] is not None}
+        values["settings"] = {**values.get("settings", {}), **shrunk}
+    return {**values, **({"engine": engine} if engine else {}), **({"device": device} if device else {})}
+
+
+def scaled_rounds(rounds: int, scale: float) -> int:
+    return max(1, round(rounds * scale))
+
+
+def essence(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run's numbers: settings that differ from the defaults. New settings of later versions leave it as it is."""
+    facts, run, defaults = method_facts(values["method"], values.get("settings", {})), run_facts(values), run_facts({})
+    kept = {k: v for k, v in run.items() if k not in (*_MACHINE, "method", "settings")
+            and (v != defaults.get(k) or k in ("data", "rounds", "seed"))}
+    return {**kept, "method": facts.canonical, **({"settings": dict(facts.changed)} if facts.changed else {})}
+
+
+def run_folder(out: Path, values: Mapping[str, Any]) -> Path:
+    """One folder per run: cells that need the same run share it."""
+    whole = essence(values)
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:10]
+    method = "".join(ch if ch.isalnum() or ch in "+-_." else "-" for ch in whole["method"])[:60]
+    return out / RUNS / f"{method}-{whole['data'].partition('(')[0]}-{digest}-seed{whole['seed']}"
+
+
+def stored_run(folder: Path, values: Mapping[str, Any]) -> StoredRun | None:
+    """What a folder holds of a run, finished or not; None where it was not begun."""
+    if not (folder / "config.json").is_file():
+        return None
+    run = read_run(folder)
+    for key, value in essence(values).items():
+        if run.config.get(key) != value and key != "weights":            # stored as the method settled them
+            raise DataError(f"The folder {folder.name} holds a run with {key} = {run.config.get(key)!r}, not {value!r}. "
+                            "Remove it, or use --again.")
+    return run
+
+
+def drop_measures(folder: Path) -> None:
+    (folder / MEASURES).unlink(missing_ok=True)
+
+
+def known_measures(folder: Path) -> dict[str, Any]:
+    """Results of measures by their text. A damaged file is measured anew."""
+    try:
+        return read_json(folder / MEASURES) if (folder / MEASURES).is_file() else {}
+    except ConsilienceError:
+        return {}
+
+
+def take_measures(folder: Path, texts: Sequence[str], data_dir: str | None, tell: Any = lambda text: None) -> dict[str, Any]:
+    """Measures of a finished run, from the folder where they were taken before."""
+    known = known_measures(folder)
+    missing = [t for t in dict.fromkeys(texts) if t not in known]
+    if missing:
+        opened = open_run(folder, data_dir)
+        for text in missing:
+            tell(text)
+            entry = next(iter(measure(opened, [text], keep=lambda path, entries: None).values()))
+            known[text] = {"round": entry["round"], "result": entry["result"]}
+            write_json(folder / MEASURES, known)
+    return known

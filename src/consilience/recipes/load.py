@@ -1,0 +1,253 @@
+"""Read recipes strictly: unknown keys are refused, and every method, option, data set, split and model must exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ConsilienceError, did_you_mean, unknown
+from ..metrics.registry import make_measures
+from ..options import build
+from ..parts.presets import PRESETS
+from ..parts.registry import installed_parts
+from ..runs.config import flatten_settings
+from .check import applies, check_method, check_run
+from .format import DRAWINGS, UNITS, Also, Cell, Column, Drawing, Recipe, Row, Score, parse_printed
+
+_NAME = re.compile(r"^(table|figure)[1-9][0-9]*$")
+_PAPER_KEYS = ("citation", "seeds", "unit", "digits", "readings", "run", "score", "rows", "columns")
+_RECIPE_KEYS = ("title", "seeds", "unit", "digits", "readings", "notes", "run", "score", "also", "rows", "columns", "draw", "scaled",
+                "unavailable")
+_COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "ours", "unavailable", "note")
+_ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
+_CELL_KEYS = ("run", "score", "unavailable", "note")
+_ALSO_KEYS = ("title", "score")
+_DRAW_KEYS = ("kind", "title", "y", "measure", "colour", "model", "training")
+
+
+def recipes_folder() -> Path:
+    return Path(str(files(__package__)))
+
+
+def recipe_names() -> list[str]:
+    """All recipes of the package, papers in order, tables before figures, by number."""
+    found = [p for p in recipes_folder().glob("*/*.toml") if _NAME.match(p.stem)]
+    number = lambda p: (p.parent.name, p.stem.startswith("figure"), int(re.sub(r"\D", "", p.stem)))
+    return [f"{p.parent.name}/{p.stem}" for p in sorted(found, key=number)]
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """A recipe of the package by name (dbe/table5), or one of the user's by the path of its file (mine.toml)."""
+    text = str(name)
+    if text.endswith(".toml"):
+        path, title = Path(text), Path(text).stem
+        if not path.is_file():
+            raise ConfigError(f"There is no recipe file {text!r}.")
+    else:
+        if text not in recipe_names():
+            raise unknown("recipe", text, recipe_names())
+        path, title = recipes_folder() / f"{text}.toml", text
+    try:
+        return _Reader(path, title).recipe()
+    except ConsilienceError as error:
+        raise type(error)(f"Recipe {title}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _read_text(path: Path, changed: int) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} cannot be read: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return _read_text(path, path.stat().st_mtime_ns)
+
+
+class _Reader:
+    """One file, on top of the paper.toml beside it."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.own = _table(_read(path), _RECIPE_KEYS, path.name)
+        shared = path.with_name("paper.toml")
+        self.paper = _table(_read(shared), _PAPER_KEYS, "paper.toml") if shared.is_file() else {}
+        self.kind = "figure" if path.stem.startswith("figure") or self.own.get("draw") else "table"
+
+    def recipe(self) -> Recipe:
+        if "title" not in self.own:
+            raise ConfigError("there is no title.")
+        whole = self.own.get("unavailable")
+        columns = tuple(self.column(n, v) for n, v in _entries(self.own, "columns"))
+        rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in _entries(self.own, "rows"))
+        if not whole and (not columns or not rows):
+            raise ConfigError("it has no rows or no columns. Add them, or say why with unavailable = \"…\".")
+        also = tuple(Also(_text(a, "title", "also"), _table(a, _ALSO_KEYS, "also").get("score", {})) for a in self.own.get("also", ()))
+        cells = tuple(self.cell(r, c, also, whole) for r in rows for c in columns if not r.only or c.name in r.only)
+        self.every_setting_is_used(rows, columns)
+        readings = (*self.paper.get("readings", ()), *self.own.get("readings", ()))
+        return Recipe(self.name, self.own["title"], self.paper.get("citation", ""), self.kind, rows, columns, cells,
+                      _seeds(self.own.get("seeds", self.paper.get("seeds", 1))), readings, tuple(self.own.get("notes", ())),
+                      tuple(self.drawing(d) for d in self.own.get("draw", ())), tuple(self.own.get("scaled", ())), whole)
+
+    # ---- rows and columns ------------------------------------------------------------------------------------------
+
+    def _shared(self, kind: str, name: str, given: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+        """What a row or column says, on top of the entry of paper.toml with its name or the one `like` names."""
+        where = f"{kind}.{name}"
+        own = _table(given, keys, where)
+        library = self.paper.get(kind, {})
+        like = own.get("like", name)
+        if "like" in own and like not in library:
+            raise unknown(f"entry of paper.toml for {where}.like:", like, library)
+        base = _table(library.get(like, {}), keys, f"paper.toml, {kind}.{like}")
+        merged = {**base, **own}
+        for table in ("run", "score"):
+            if table in base or table in own:
+                merged[table] = _merge(base.get(table, {}), own.get(table, {}))
+        return merged
+
+    def column(self, name: str, given: Mapping[str, Any]) -> Column:
+        v = self._shared("columns", name, given, _COLUMN_KEYS)
+        _one_of(v.get("unit"), (None, *UNITS), f"columns.{name}.unit")
+        return Column(name, v.get("title", name), v.get("run", {}), v.get("score", {}), v.get("unit"), v.get("digits"), v.get("x"),
+                      v.get("ours"), v.get("unavailable"), v.get("note", ""))
+
+    def row(self, name: str, given: Mapping[str, Any], columns: Sequence[str]) -> Row:
+        v = self._shared("rows", name, given, _ROW_KEYS)
+        where = f"rows.{name}"
+        for key in ("paper", "cells"):
+            for column in v.get(key, {}):
+                if column not in columns:
+                    raise unknown(f"column in {where}.{key}:", column, columns)
+        for column in v.get("only", ()):
+            if column not in columns:
+                raise unknown(f"column in {where}.only:", column, columns)
+        paper = {c: parse_printed(p, f"{where}.paper.{c}") for c, p in v.get("paper", {}).items()}
+        if v.get("ours") and paper:
+            raise ConfigError(f"{where} is marked as ours, but has values of the paper.")
+        why = v.get("unavailable")
+        awaits = v.get("awaits")
+        if awaits and awaits not in PRESETS and awaits not in installed_parts():
+            why = why or f"the method {awaits} is not implemented yet"
+        method = v.get("method", awaits or "")
+        if not method and not why:
+            raise ConfigError(f"{where} has no method.")
+        return Row(name, v.get("title", name), method, v.get("run", {}), v.get("score", {}), paper,
+                   {c: _table(t, _CELL_KEYS, f"{where}.cells.{c}") for c, t in v.get("cells", {}).items()},
+                   tuple(v.get("only", ())), v.get("ours"), why, v.get("note", ""))
+
+    def drawing(self, given: Mapping[str, Any]) -> Drawing:
+        v = _table(given, _DRAW_KEYS, "draw")
+        _one_of(v.get("kind"), DRAWINGS, "draw.kind")
+        if v["kind"] == "trace":
+            make_measures([v.get("measure", "")])
+        return Drawing(**{k: tuple(x) if isinstance(x, list) else x for k, x in v.items()})
+
+    # ---- cells -----------------------------------------------------------------------------------------------------
+
+    def cell(self, row: Row, column: Column, also: Sequence[Also], whole: str | None) -> Cell:
+        own = row.cells.get(column.name, {})
+        why = whole or own.get("unavailable") or row.unavailable or column.unavailable
+        where = f"row {row.name}, column {column.name}"
+        protocol = [self.paper.get("score", {}), self.own.get("score", {}), column.score, row.score, own.get("score", {})]
+        try:
+            values = None if why else self.values(row, column, own)
+            score = _score(protocol)
+            # a measure of the trained run has no second choice of rounds
+            others = tuple((a.title, _score([*protocol, a.score])) for a in also if not score.measure or "measure" in a.score)
+        except ConsilienceError as error:
+            raise type(error)(f"{where}: {error}") from None
+        unit = column.unit if column.unit is not None else self.own.get("unit", self.paper.get("unit", "%"))
+        _one_of(unit, UNITS, "unit")
+        digits = column.digits if column.digits is not None else self.own.get("digits", self.paper.get("digits", 2))
+        return Cell(row, column, values, score, others, row.paper.get(column.name), unit, digits, why,
+                    " ".join(filter(None, (row.note, column.note, own.get("note", "")))))
+
+    def levels(self, column: Column) -> list[Mapping[str, Any]]:
+        """Where settings come from that hold for several rows."""
+        return [self.paper.get("run", {}), self.own.get("run", {}), column.run]
+
+    def values(self, row: Row, column: Column, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a cell's run, checked."""
+        values: dict[str, Any] = {}
+        for level in self.levels(column):
+            level = dict(level)
+            settings = flatten_settings(level.pop("settings", {}))
+            values = _merge(values, {**level, "settings": {k: v for k, v in settings.items() if applies(k, row.method)}})
+        for level in (row.run, own.get("run", {})):
+            values = _merge(values, level)
+        if "method" in values or "seed" in values:
+            raise ConfigError("the method is the row's, and seeds are the recipe's: leave them out of run.")
+        check_method(row.method, values.get("settings", {}))
+        check_run({k: v for k, v in values.items() if k != "settings"})
+        return {**values, "method": row.method}
+
+    def every_setting_is_used(self, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+        """A setting of the file or of a column that no row takes is a slip of the pen. Those of paper.toml serve many files."""
+        known = [r.method for r in rows if not r.unavailable]
+        for level in (self.own.get("run", {}), *(c.run for c in columns if c.name in self.own.get("columns", {}) and not c.unavailable)):
+            for path in flatten_settings(level.get("settings", {})):
+                if known and not any(applies(path, m) for m in known) and path not in self._library_settings():
+                    raise ConfigError(f"the setting {path!r} belongs to none of its methods.")
+
+    def _library_settings(self) -> set[str]:
+        return {p for c in self.paper.get("columns", {}).values() for p in flatten_settings(c.get("run", {}).get("settings", {}))}
+
+
+def _score(levels: Sequence[Mapping[str, Any]]) -> Score:
+    """The nearer level has the last word."""
+    score = build(Score, {k: v for level in levels for k, v in level.items()}, "the score")
+    if score.measure:
+        make_measures([score.measure])
+    return score
+
+
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Later values win; settings of methods are put together."""
+    settings = {**flatten_settings(old.get("settings", {})), **flatten_settings(new.get("settings", {}))}
+    return {**old, **new, **({"settings": settings} if settings or "settings" in new else {})}
+
+
+def _table(given: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} must be a table. Got {given!r} instead.")
+    for key in given:
+        if key not in keys:
+            raise ConfigError(f"{where} has no key {key!r}.{did_you_mean(key, keys)}")
+    return dict(given)
+
+
+def _entries(whole: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+    entries = whole.get(kind, {})
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"{kind} must be tables, as in [{kind}.name].")
+    return list(entries.items())
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str:
+    if not isinstance(table.get(key), str):
+        raise ConfigError(f"{where} needs a {key}.")
+    return table[key]
+
+
+def _one_of(value: Any, known: Sequence[Any], where: str) -> None:
+    if value not in known:
+        raise ConfigError(f"{where} must be one of {', '.join(repr(k) for k in known if k is not None)}. Got {value!r} instead.")
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return tuple(range(given))
+    if isinstance(given, list) and given and all(isinstance(s, int) and s >= 0 for s in given):
+        return tuple(dict.fromkeys(given))
+    raise ConfigError(f"seeds must be a number from 1 up, or a list of seeds. Got {given!r} instead.")
+
+
+__all__ = ["load_recipe", "recipe_names", "recipes_folder"]

@@ -1,0 +1,161 @@
+"""Paper, ours and difference, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from ..report.gather import StoredRun
+from ..report.tables import Table
+from ..runs.statistics import Spread, spread
+from .format import Cell, Recipe
+
+HEADER = ["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"]
+
+
+@dataclass
+class Entry:
+    """A cell and what its runs gave. Values are in the table's unit."""
+
+    cell: Cell
+    rounds: int                                                   # as run; the recipe's own are in full_rounds
+    full_rounds: int
+    values: dict[int, float] = field(default_factory=dict)        # by seed
+    also: dict[str, dict[int, float]] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, failed: …
+    runs: dict[int, StoredRun] = field(default_factory=dict)
+    unavailable: str | None = None
+
+    @property
+    def ours(self) -> Spread | None:
+        return spread(list(self.values.values()))
+
+    @property
+    def difference(self) -> float | None:
+        printed = self.cell.printed
+        return None if self.ours is None or printed is None or printed.value is None else self.ours.mean - printed.value
+
+    @property
+    def within(self) -> bool | None:
+        """Whether our mean lies within the paper's spread; None where the paper prints none."""
+        printed = self.cell.printed
+        if self.difference is None or printed is None or printed.spread is None:
+            return None
+        return abs(self.difference) <= printed.spread + 1e-9      # 69.7 is within 69.1 ± 0.6 in spite of binary fractions
+
+    @property
+    def state(self) -> str:
+        """One word or two for the table: why there is no value, or how many seeds it has."""
+        if self.unavailable:
+            return "unavailable"
+        words = [s for s in self.states.values() if s != "done"]
+        if words and all(w == "not run" for w in words):
+            return "not run"
+        return next((w.partition(":")[0] for w in words if w != "not run"), "no value" if not self.values else "")
+
+
+@dataclass
+class Outcome:
+    """What a reproduction has so far."""
+
+    recipe: Recipe
+    entries: list[Entry]
+    scale: float
+    seeds: Sequence[int]                                          # asked for
+    command: str = ""
+    figures: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Stands in every output when the rounds are not the recipe's."""
+        if self.scale == 1.0:
+            return ""
+        way = "DOWN" if self.scale < 1 else "UP"
+        return f"SCALED {way}: rounds x{self.scale:g} of the recipe's, so these are not the table's numbers"
+
+    def table(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
+        """Paper / ours / difference of some rows and columns, column by column."""
+        chosen = [e for c in self.recipe.columns for e in self.entries if e.cell.column.name == c.name
+                  and (not columns or c.name in columns) and (not rows or e.cell.row.name in rows)]
+        extra = list(dict.fromkeys(title for e in chosen for title, _ in e.cell.also))
+        title = f"{self.recipe.name}: {self.recipe.title}" + (f" [{self.label}]" if self.label else "")
+        return Table([*HEADER, *extra], [self._cells(e, extra) for e in chosen], title, self.notes(chosen), [self.record(e) for e in chosen])
+
+    def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
+        digits, printed = e.cell.digits, e.cell.printed
+        ours = e.ours
+        failed = f" ({e.state})" if ours and e.state and e.state != "not run" else ""
+        shown = (ours.text(digits) + failed) if ours else e.state
+        within = {True: "yes", False: "no", None: "–"}[e.within]
+        paper = "ours" if e.cell.ours else ("–" if printed is None else "unreadable" if printed.unreadable else printed.text or "–")
+        more = [s.text(digits) if (s := spread(list(e.also.get(t, {}).values()))) else "–" for t in extra]
+        rounds = str(e.rounds) if e.rounds == e.full_rounds else f"{e.rounds} of {e.full_rounds} (scaled x{self.scale:g})"
+        return [e.cell.column.title, e.cell.row.title, paper if paper != "-" else "–", shown,
+                "–" if e.difference is None else f"{e.difference:+.{digits}f}", within, str(len(e.values)) if e.values else "–", rounds, *more]
+
+    def record(self, e: Entry) -> dict[str, Any]:
+        """A cell for JSON."""
+        printed, ours = e.cell.printed, e.ours
+        return {"recipe": self.recipe.name, "row": e.cell.row.name, "column": e.cell.column.name, "row_title": e.cell.row.title,
+                "column_title": e.cell.column.title, "unit": e.cell.unit,
+                "paper": None if printed is None else {"value": printed.value, "spread": printed.spread, "printed": printed.text,
+                                                       "readable": not printed.unreadable},
+                "ours": None if ours is None else {"mean": ours.mean, "std": ours.std, "values": {str(k): v for k, v in e.values.items()}},
+                "difference": e.difference, "within_paper_spread": e.within,
+                "also": {t: {str(k): v for k, v in each.items()} for t, each in e.also.items()},
+                "states": {str(k): s for k, s in e.states.items()}, "unavailable": e.unavailable, "not_in_paper": e.cell.ours,
+                "method": e.cell.row.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
+                "scaled": None if self.scale == 1.0 else self.scale, "note": e.cell.note,
+                "folders": {str(k): f"runs/{r.path.name}" for k, r in e.runs.items()}}
+
+    def notes(self, chosen: Sequence[Entry]) -> list[str]:
+        out = [self.label + "."] if self.label else []
+        units = {e.cell.unit for e in chosen}
+        out.append(("Values in %; " if units == {"%"} else "Values in % where the paper has them so; " if "%" in units else "")
+                   + "ours: mean ± standard deviation over seeds; difference: ours − paper. \"ours\" under paper: not in the paper.")
+        protocols = dict.fromkeys(e.cell.score.sentence() for e in chosen if not e.unavailable)
+        if len(protocols) == 1:
+            out.append(f"Scored: {next(iter(protocols))}.")
+        for text in protocols if 1 < len(protocols) <= 6 else ():
+            where = sorted({e.cell.row.title if len({x.cell.score.sentence() for x in chosen if x.cell.row is e.cell.row}) == 1
+                            else e.cell.column.title for e in chosen if e.cell.score.sentence() == text and not e.unavailable})
+            out.append(f"Scored, {', '.join(where)}: {text}.")
+        for reason, entries in grouped(chosen).items():
+            out.append(f"Unavailable, {', '.join(entries)}: {reason}.")
+        return out + [f"{what}." for what in self.order(chosen)] + self.remarks
+
+    def order(self, chosen: Sequence[Entry]) -> list[str]:
+        """How many pairs of rows stand in the paper's order, column by column."""
+        out = []
+        for column in dict.fromkeys(e.cell.column.name for e in chosen):
+            own = [e for e in chosen if e.cell.column.name == column and e.difference is not None]
+            pairs = [(a, b) for a, b in combinations(own, 2) if a.cell.printed.value != b.cell.printed.value]  # type: ignore[union-attr]
+            if pairs:
+                agree = sum((a.cell.printed.value > b.cell.printed.value) == (a.ours.mean > b.ours.mean) for a, b in pairs)  # type: ignore[union-attr, operator]
+                out.append(f"Order of rows, {own[0].cell.column.title}: {agree} of {len(pairs)} pairs as in the paper")
+        return out
+
+    def document(self) -> dict[str, Any]:
+        """One JSON-able document."""
+        r = self.recipe
+        return {"recipe": r.name, "title": r.title, "paper": r.citation, "scaled": None if self.scale == 1.0 else self.scale,
+                "label": self.label, "command": self.command, "seeds": list(self.seeds), "recipe_seeds": list(r.seeds),
+                "readings": list(r.readings), "notes": list(r.notes), "cells": [self.record(e) for e in self.entries],
+                "order": self.order(self.entries), "figures": list(self.figures), "remarks": list(self.remarks),
+                "unavailable": r.unavailable}
+
+
+def grouped(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """Reasons and the rows or columns they hold for, short: a whole row or column by its name."""
+    reasons: dict[str, list[Entry]] = {}
+    for e in entries:
+        if e.unavailable:
+            reasons.setdefault(e.unavailable, []).append(e)
+    out: dict[str, list[str]] = {}
+    for reason, own in reasons.items():
+        rows, columns = ({getattr(e.cell, kind).title for e in own} for kind in ("row", "column"))
+        out[reason] = sorted(rows if len(rows) <= len(columns) else columns)
+    return out

@@ -1,0 +1,121 @@
+"""Bad input of every kind, end to end: a clear message and exit code, or a documented behaviour; never NaN in silence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "2", "--lr", "0.1")
+
+
+def arrays(path, sizes, labels, features=5) -> str:
+    """An .npz file whose clients have these many samples."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    draw = np.random.default_rng(0)
+    np.savez(path, x=draw.normal(size=(len(owner), features)).astype(np.float32), y=labels(len(owner)), client=owner)
+    return f"arrays(path='{path.name}')"
+
+
+def test_unknown_names_offer_the_nearest(cli):
+    assert "'scaffold'" in cli("run", "scafold", code=2).err
+    assert "'digits'" in cli("run", "fedavg", "--data", "digit", code=2).err
+    assert "'kappa'" in cli("run", "dbe", "--set", "dbe.kapa=1", code=2).err
+    assert "'mr'" in cli("explain", "mrr", code=2).err
+
+
+def test_refused_combination_says_why(cli):
+    said = cli("run", "local+scaffold", *TINY, code=2).err
+    assert "local and scaffold cannot be combined" in said
+    assert "no global model" in said
+
+
+def test_client_without_data(cli, tmp_path):
+    """A split by hand can leave a client nothing to train on; a data set as such has no empty clients. Here: a client of one sample."""
+    source = arrays(tmp_path / "few.npz", [40, 40, 1], lambda n: np.arange(n) % 2)
+    said = cli("run", "fedavg", "--data", source, "--rounds", "1", "--json")
+    assert "1 of 3 clients have fewer samples than a batch of 10 and will never train: 2" in said.err
+    record = said.json()["records"][-1]
+    assert record["idle"] == ["2"]
+    assert set(record["losses"]) == {"0", "1"}
+
+
+def test_no_client_can_fill_a_batch(cli, tmp_path):
+    source = arrays(tmp_path / "few.npz", [6, 6], lambda n: np.arange(n) % 2)
+    assert "No client has enough samples for one batch of 10" in cli("run", "fedavg", "--data", source, "--rounds", "1", code=2).err
+    kept = cli("run", "fedavg", "--data", source, "--rounds", "1", "-o", "last_batch=keep", "--json").json()
+    assert kept["records"][0]["idle"] == []
+
+
+def test_class_absent_everywhere(cli, tmp_path):
+    """Classes that nobody has: a warning, a run, and finite scores, also for parts that count classes."""
+    source = arrays(tmp_path / "gap.npz", [40, 40], lambda n: np.arange(n) % 2).replace("')", "', classes=4)")
+    for method in ("fedavg", "fedfm", "lfd"):
+        said = cli("run", method, "--data", source, "--rounds", "2", "--json")
+        assert "No client has training samples of class 2, 3" in said.err
+        assert all(np.isfinite(r["loss"]) for r in said.json()["records"] if r["round"])
+
+
+def test_one_client_only(cli):
+    said = cli("run", "fedavg", "--data", "synthetic(samples=60, clients=1, features=4, classes=2)", "--rounds", "1", "--json")
+    assert "There is only one client" in said.err
+    assert "at least two clients" in cli("run", "dann", "--data", "synthetic(samples=60, clients=1, features=4, classes=2)", code=2).err
+
+
+def test_maps_of_one_position_for_ffa(cli, tmp_path, monkeypatch):
+    (tmp_path / "flat_maps.py").write_text(
+        "from torch import nn\n"
+        "def make(sample, classes):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(4, classes))\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = cli("run", "fedfa", "--model", "flat_maps:make", "--taps", "head=3,stages=0", "--rounds", "1", "--clients", "3", code=2).err
+    assert "ffa" in said
+    assert "1" in said
+    assert "stage" in said or "map" in said
+
+
+def test_no_maps_at_all_for_ffa(cli):
+    assert "ffa" in cli("run", "fedfa", *TINY, code=2).err
+
+
+def test_no_batchnorm_for_fedbn(cli):
+    said = cli("run", "fedbn", *TINY, "--model", "mlp", code=2).err
+    assert "BatchNorm" in said
+    assert "fedavg" in said
+
+
+def test_batch_of_one_for_ffa(cli):
+    assert "batch" in cli("run", "fedfa", "--batch", "1", "--rounds", "1", code=2).err
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_non_finite_loss_stops_and_keeps_the_records(cli, tmp_path, method):
+    """A step that grows without bound ends the run with exit code 3, naming client, round and step; earlier rounds stay."""
+    schedule = "schedule=step(every=2, gamma=1e30)"           # harmless for two rounds, hopeless in the third
+    said = cli("run", method, *TINY, "--rounds", "6", "-o", schedule, "--out", "r", code=3).err
+    assert "ound 3" in said
+    assert "client" in said
+    assert "step" in said
+    kept = [json.loads(line) for line in (tmp_path / "r" / "records.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in kept] == [1, 2]
+    assert not (tmp_path / "r" / "done").exists()
+    again = cli("resume", "r", code=3).err                    # it stops in the same place
+    assert "ound 3" in again
+
+
+def test_a_folder_that_is_not_ours(cli, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    assert "holds files, but no run of ours" in cli("run", "fedavg", *TINY, "--out", "full", code=2).err
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+    assert "holds no run" in cli("resume", "full", code=2).err
+    assert "holds no run" in cli("export", "absent", code=2).err
+
+
+def test_another_configuration_in_the_folder(cli):
+    cli("run", "fedavg", *TINY, "--out", "r")
+    said = cli("run", "fedavg", *TINY, "--lr", "0.2", "--out", "r", code=2).err
+    assert "lr = 0.1, not 0.2" in said
+    assert "--again" in said
+    cli("run", "fedavg", *TINY, "--lr", "0.2", "--out", "r", "--again")

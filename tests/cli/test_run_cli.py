@@ -1,0 +1,114 @@
+"""`consilience run` and `consilience resume`: one JSON document, equal runs, files of settings, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "3", "--lr", "0.1", "-o", "validation=0.2")
+
+
+def plain(document: dict) -> dict:
+    return {k: v for k, v in document.items() if k != "measured"}
+
+
+@pytest.mark.parametrize("method", ["scaffold+dbe", "local"])
+def test_equal_runs_differ_under_measured_alone(cli, tmp_path, monkeypatch, method):
+    one = cli("run", method, *TINY, "--out", "a", "--json").json()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    two = cli("run", "+".join(reversed(method.split("+"))), *TINY, "--out", "other/b", "--json").json()
+    assert plain(one) == plain(two)
+    assert one["measured"] != two["measured"]
+    assert one["measured"]["folder"] == "a"
+    assert [r["round"] for r in one["measured"]["rounds"]] == [r["round"] for r in one["records"]]
+
+
+def test_a_finished_run_is_read_not_run(cli, tmp_path):
+    first = cli("run", "fedavg", *TINY, "--json").json()
+    folder = tmp_path / first["measured"]["folder"]
+    assert folder.name.startswith("fedavg-synthetic-")
+    assert folder.name.endswith("-seed0")
+    stamp = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    second = cli("run", "fedavg", *TINY, "--json").json()
+    assert second == first                                         # times included: they were read
+    assert {p: p.stat().st_mtime_ns for p in stamp} == stamp
+    third = cli("run", "fedavg", *TINY, "--again", "--json").json()
+    assert plain(third) == plain(first)
+    assert third["measured"]["rounds"] != first["measured"]["rounds"]
+
+
+def test_record_of_the_command_line(cli):
+    document = cli("run", "dbe", *TINY, "--set", "dbe.kappa=5", "-o", "momentum=0.9", "--json").json()
+    assert document["method"] == "dbe"
+    assert document["config"]["settings"] == {"mr.kappa": 5.0}
+    assert document["config"]["momentum"] == 0.9
+    assert document["data"]["hash"]
+    assert [r["round"] for r in document["records"]] == [0, 1, 2, 3]       # 0: DBE's preparation
+
+
+def test_text_output_and_warnings(cli):
+    said = cli("run", "fedavg", *TINY, "--seed", "4")
+    assert "last round" in said.out
+    assert "best by validation" in said.out
+    assert "Records and models: runs/fedavg-synthetic-" in said.out
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("s.toml", 'rounds = 2\nlr = 0.1\ndata = "synthetic(samples=80, classes=2, clients=3, features=4)"\n[settings.dbe]\nkappa = 5\n'),
+    ("s.yaml", "rounds: 2\nlr: 0.1\ndata: synthetic(samples=80, classes=2, clients=3, features=4)\nsettings:\n  dbe.kappa: 5\n"),
+    ("s.json", json.dumps({"rounds": 2, "lr": 0.1, "data": "synthetic(samples=80, classes=2, clients=3, features=4)",
+                           "settings": {"dbe": {"kappa": 5}}}))])
+def test_settings_from_a_file(cli, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    config = cli("run", "dbe", "--config", name, "--lr", "0.2", "--json").json()["config"]
+    assert (config["rounds"], config["lr"], config["settings"]) == (2, 0.2, {"mr.kappa": 5.0})
+    other = cli("run", "dbe", "--config", name, "--set", "dbe.kappa=7", "-o", "rounds=1", "--json").json()["config"]
+    assert (other["rounds"], other["settings"]) == (1, {"mr.kappa": 7.0})
+
+
+def test_resume_reads_finished_runs_and_goes_on_with_others(cli, tmp_path):
+    whole = cli("run", "fedavg", *TINY, "--out", "a", "--json").json()
+    cli("run", "local", *TINY, "--out", "b")
+    assert plain(cli("resume", "a", "--json").json()) == plain(whole)
+    both = cli("resume", "a", "b", "--json").json()
+    assert [d["method"] for d in both] == ["fedavg", "local"]
+    (tmp_path / "a" / "done").unlink()                              # as after a kill while the models were written
+    (tmp_path / "a" / "final" / "global.safetensors").unlink()
+    assert plain(cli("resume", "a", "--json").json()) == plain(whole)
+    assert (tmp_path / "a" / "final" / "global.safetensors").is_file()
+    said = cli("resume", "absent", "b", "--json", code=2)           # one that fails does not keep the others
+    assert [d["method"] for d in said.json()] == ["local"]
+    assert "absent" in said.err
+
+
+def test_version_and_help(cli):
+    assert cli("--version").out.startswith("consilience ")
+    for command in ("run", "resume", "export", "predict", "onboard", "compare", "explain"):
+        assert "Usage" in cli(command, "--help").out
+
+
+def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
+    """A real process, because signals are."""
+    command = [sys.executable, "-m", "consilience.cli", "run", "dbe", *TINY, "-o", "validation=0.2", "--rounds", "400", "--out", "r"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    records = tmp_path / "r" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while not (records.is_file() and records.read_text().count("\n") > 3):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command again to go on" in err
+    assert "Traceback" not in err
+    before = records.read_text().count("\n")
+    assert 3 < before < 401
+    from consilience.runs.reload import open_run
+    assert 0 < open_run(tmp_path / "r").federation.round_number <= before

@@ -1,0 +1,86 @@
+"""Which folders are runs, which runs belong together, and what they are called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stored_runs import write_run
+
+import consilience
+from consilience.errors import ConfigError
+from consilience.report.gather import find_runs, gather
+
+
+def test_stand_ins_have_the_form_of_real_runs(tmp_path):
+    """The made-up records of these tests carry exactly the keys a run writes."""
+    consilience.run("fedavg", "digits", clients=3, split="iid", rounds=1, out=tmp_path / "real")
+    fake = write_run(tmp_path, rounds=1, clients=3, folder="fake")
+    real, made = (json.loads((p / "records.jsonl").read_text().splitlines()[0]) for p in (tmp_path / "real", fake))
+    assert made.keys() <= real.keys()
+    assert made["personalised"].keys() <= real["personalised"].keys()
+    real, made = (json.loads((p / "config.json").read_text()) for p in (tmp_path / "real", fake))
+    assert made.keys() == real.keys()
+    assert made["config"].keys() == real["config"].keys()
+    assert made["data"].keys() == real["data"].keys()
+    assert len(gather([tmp_path]).groups) == 1                      # same settings and seed: one of them is left out
+
+
+def test_runs_are_found_below_a_folder_and_once(tmp_path):
+    a, b = write_run(tmp_path / "x", seed=0), write_run(tmp_path / "x" / "y", seed=1)
+    (tmp_path / "x" / "other").mkdir()
+    (tmp_path / "x" / "other" / "config.json").write_text('{"something": "else"}')
+    assert find_runs([tmp_path, a]) == [a, b]
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_folders_without_runs_are_refused(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=name):
+        find_runs([tmp_path / name])
+
+
+def test_seeds_form_a_group_and_settings_part_them(tmp_path):
+    for seed in (1, 0):
+        write_run(tmp_path, "scaffold", seed)
+        write_run(tmp_path, "fedavg", seed)
+        write_run(tmp_path, "fedavg", seed, lr=0.5)
+        write_run(tmp_path, "local", seed)
+    groups = gather([tmp_path]).groups
+    assert {g.label for g in groups} == {"local", "fedavg (lr=0.05)", "fedavg (lr=0.5)", "scaffold"}
+    assert groups[0].label == "local"
+    assert all([r.seed for r in g.runs] == [0, 1] for g in groups)
+
+
+def test_a_method_counts_not_the_way_it_was_typed(tmp_path):
+    write_run(tmp_path, "fedprox", 0, settings={"prox.mu": 0.1})
+    write_run(tmp_path, "fedprox(mu=0.1)", 1)
+    write_run(tmp_path, "fedprox(mu=0.2)", 1)
+    assert sorted(len(g.runs) for g in gather([tmp_path]).groups) == [1, 2]
+
+
+def test_unfinished_damaged_and_unscored_runs_are_named(tmp_path):
+    write_run(tmp_path, seed=0)
+    write_run(tmp_path, seed=1, done=False, folder="running")
+    damaged = write_run(tmp_path, seed=2, folder="damaged")
+    lines = (damaged / "records.jsonl").read_text().splitlines()
+    (damaged / "records.jsonl").write_text("\n".join([lines[0], "{broken", *lines[2:]]))
+    (write_run(tmp_path, seed=3, folder="young") / "records.jsonl").write_text("")
+    found = gather([tmp_path])
+    assert [r.seed for r in found.runs] == [0, 1]
+    assert any(n.startswith("damaged is left out") and "line 2" in n for n in found.notes)
+    assert "young is left out: no round was scored yet." in found.notes
+    assert "running is not finished: round 5 of 5." in found.notes
+
+
+def test_a_torn_last_line_is_no_damage(tmp_path):
+    path = write_run(tmp_path)
+    with open(path / "records.jsonl", "a") as file:
+        file.write('{"round": 6, "coh')
+    assert gather([tmp_path]).runs[0].records[-1]["round"] == 5
+
+
+def test_nothing_to_show_is_an_error(tmp_path):
+    (write_run(tmp_path) / "records.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="None of the runs can be shown"):
+        gather([tmp_path])

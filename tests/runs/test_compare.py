@@ -1,0 +1,247 @@
+"""Comparisons: rows, scores, paired differences, parallel and interrupted runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from scipy import stats
+from typer.testing import CliRunner
+
+from consilience.cli import train
+from consilience.errors import ConfigError
+from consilience.runs import many
+from consilience.runs.compare import Watcher, compare
+from consilience.runs.comparison import Comparison, chosen_rounds
+from consilience.runs.config import RunConfig
+from consilience.runs.entries import make_entries
+
+TINY = {"data": "digits", "split": "dirichlet(alpha=0.5)", "clients": 4, "rounds": 2, "steps": 3, "batch": 16, "validation": 0.2,
+        "model": "mlp(hidden=(16,))"}
+BASE = RunConfig.make(TINY)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
+    out = tmp_path_factory.mktemp("comparison")
+    return out, compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, save=True)
+
+
+class Counted:
+    """Stands for the function that trains, and counts its calls; `stop_at` is Ctrl-C in that call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> None:
+        self.real, self.calls, self.stop_at = many.run_config, 0, stop_at
+        monkeypatch.setattr(many, "run_config", self)
+
+    def __call__(self, config: RunConfig, **rest: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.stop_at:
+            raise KeyboardInterrupt
+        return self.real(config, **rest)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+def names(*methods: str, with_local: bool = True, base: RunConfig = BASE) -> list[str]:
+    return [e.name for e in make_entries(methods, base, with_local)[0]]
+
+
+def test_local_is_a_row_unless_refused() -> None:
+    assert names("fedavg") == ["local", "fedavg"]
+    assert names("fedavg", "local") == ["local", "fedavg"]
+    assert names("fedavg", with_local=False) == ["fedavg"]
+    with pytest.raises(ConfigError, match="at least one method"):
+        names(with_local=False)
+
+
+def test_names_that_mean_the_same_share_a_row() -> None:
+    entries, notes = make_entries(["scaffold+dbe", "dbe+scaffold", "fedprox", "prox", "fedavg+fedprox", "fedprox"], BASE, False)
+    assert [e.name for e in entries] == ["scaffold+dbe", "fedprox"]
+    assert notes == ["dbe+scaffold is the same as scaffold+dbe: one row.", "prox is the same as fedprox: one row.",
+                     "fedavg+fedprox is the same as fedprox: one row."]
+
+
+def test_brackets_make_rows_of_their_own_with_folders_of_their_own() -> None:
+    entries, notes = make_entries(["fedprox(mu=0.1)", "fedprox(mu=1.0)"], BASE, False)
+    assert [e.name for e in entries] == ["fedprox(mu=0.1)", "fedprox(mu=1.0)"]
+    assert not notes
+    assert len({many.folder_in("out", e.config(BASE, 0)) for e in entries}) == 2
+
+
+def test_a_setting_reaches_its_methods_only() -> None:
+    base = RunConfig(BASE.run, BASE.policy, {"prox.mu": 0.5})
+    settings = {e.name: dict(e.settings) for e in make_entries(["fedavg", "fedprox", "fedprox(mu=2.0)"], base)[0]}
+    assert settings == {"local": {}, "fedavg": {}, "fedprox": {"prox.mu": 0.5}}        # the last word makes the two one row
+    with pytest.raises(ConfigError, match=r"'prox.mu' belongs to none of the methods compared: fedavg"):
+        make_entries(["fedavg"], base, False)
+    with pytest.raises(ConfigError, match="fedprox"):
+        make_entries(["fedproxx"], BASE)
+
+
+# ---- what the runs say -----------------------------------------------------------------------------------------------
+
+def record(number: int, test: float, validation: float, whole: float) -> dict[str, Any]:
+    return {"round": number, "global": {"accuracy": whole, "worst": 0.0}, "personalised": {"accuracy": test, "worst": test / 2},
+            "validation": {"accuracy": validation, "loss": 1.0}}
+
+
+def made(values: dict[str, list[float]], **more: Any) -> Comparison:
+    """A comparison of one-round runs with these personalised accuracies, one per seed."""
+    seeds = range(len(next(iter(values.values()))))
+    documents = {(m, s): {"records": [record(1, v[s], 0.5, v[s])], "data": {"hash": f"data{s}"}} for m, v in values.items() for s in seeds}
+    return Comparison(list(values), list(seeds), documents, {}, "fedavg", **more)
+
+
+def test_every_score_takes_the_rounds_it_says() -> None:
+    # test scores by round: 1: .1, 2: .8, 3: .8, 4: .3, 5: .4, 6: .5, 7: .2; validation is best in round 4
+    scores = [0.1, 0.8, 0.8, 0.3, 0.4, 0.5, 0.2]
+    records = [record(i + 1, s, 0.9 if i == 3 else 0.1, s) for i, s in enumerate(scores)]
+    rounds = {score: [r["round"] for r in chosen_rounds(records, score)] for score in
+              ("last", "best_by_validation", "best_by_test", "mean_of_best_five")}
+    assert rounds == {"last": [7], "best_by_validation": [4], "best_by_test": [2], "mean_of_best_five": [2, 3, 6, 5, 4]}
+    whole = lambda score: Comparison(["fedavg"], [0], {("fedavg", 0): {"records": records, "data": {"hash": "x"}}}, {}, "fedavg", score)
+    value = {score: whole(score).values("fedavg", "personalised", "accuracy")[0] for score in rounds}
+    # (.8 + .8 + .5 + .4 + .3) / 5 = .56
+    assert value == pytest.approx({"last": 0.2, "best_by_validation": 0.3, "best_by_test": 0.8, "mean_of_best_five": 0.56})
+    assert "best test score, chosen by the test samples themselves" in whole("best_by_test").notes()[0]
+
+
+def test_gains_are_paired_over_seeds_against_the_reference_and_local() -> None:
+    values = {"local": [0.5, 0.6, 0.4], "fedavg": [0.6, 0.8, 0.7], "x": [0.7, 0.9, 0.9]}
+    rows = {r["name"]: r for r in made(values).rows()}
+    # x − fedavg: .1, .1, .2; mean .4/3.  x − local: .2, .3, .5; mean 1/3.
+    assert rows["x"]["gain"]["difference"] == pytest.approx(0.4 / 3)
+    assert rows["x"]["gain_over_local"]["difference"] == pytest.approx(1 / 3)
+    test = stats.ttest_rel(values["x"], values["local"])
+    interval = test.confidence_interval(0.95)
+    assert rows["x"]["gain_over_local"]["p_value"] == pytest.approx(test.pvalue)
+    assert (rows["x"]["gain_over_local"]["low"], rows["x"]["gain_over_local"]["high"]) == pytest.approx((interval.low, interval.high))
+    assert rows["fedavg"]["gain"] is None
+    assert rows["local"]["gain_over_local"] is None
+    assert rows["local"]["gain"]["difference"] == pytest.approx(-0.2)
+
+
+def test_the_reference_is_fedavg_or_what_was_asked_for(finished: tuple[Path, Comparison]) -> None:
+    out, comparison = finished
+    assert comparison.reference == "fedavg"
+    again = compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="fedprox")
+    assert again.table().header[4] == "gain over fedprox"
+    over_local = compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="local").table()
+    assert over_local.header[4:] == ["gain over local", "p"]                       # not twice
+    assert compare(["fedprox"], BASE, [0], out=out, jobs=1).reference == "fedprox"
+    with pytest.raises(ConfigError, match=r"Unknown reference 'fedpro'\. Did you mean 'fedprox'"):
+        compare(["fedavg", "fedprox"], BASE, [0], out=out, reference="fedpro")
+
+
+def test_runs_on_different_data_are_not_compared() -> None:
+    good = made({"local": [0.5], "fedavg": [0.6]})
+    documents = {**good.documents, ("local", 0): {**good.documents["local", 0], "data": {"hash": "another"}}}
+    with pytest.raises(ConfigError, match="seed 0 were made on different data"):
+        Comparison(good.methods, good.seeds, documents, {}, "fedavg")
+
+
+def test_a_score_by_validation_needs_validation_samples() -> None:
+    with pytest.raises(ConfigError, match="needs validation samples"):
+        compare(["fedavg"], RunConfig.make({**TINY, "validation": None}), [0], jobs=1, score="best_by_validation")
+    with pytest.raises(ConfigError, match="Unknown score 'lats'"):
+        compare(["fedavg"], BASE, [0], score="lats")
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+def test_the_number_of_processes_changes_nothing(finished: tuple[Path, Comparison], tmp_path: Path) -> None:
+    _, alone = finished
+    together = compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=2)
+    assert not together.failures
+    assert json.dumps(together.document()) == json.dumps(alone.document())
+
+
+def test_a_finished_comparison_is_only_read(finished: tuple[Path, Comparison], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, first = finished
+    counted = Counted(monkeypatch)
+    assert compare(["fedprox", "fedavg"], BASE, [0, 1], out=out, jobs=1).rows()[1] == first.rows()[2]
+    assert counted.calls == 0
+    more = compare(["fedavg"], BASE, [0, 1, 2], out=out, jobs=1)                   # a third seed: two runs more
+    assert counted.calls == 2
+    assert more.rows()[1]["personalised"]["values"][:2] == first.rows()[1]["personalised"]["values"]
+
+
+def test_what_was_interrupted_goes_on(finished: tuple[Path, Comparison], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        Counted(patch, stop_at=4)
+        with pytest.raises(KeyboardInterrupt):
+            compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1)
+    counted = Counted(monkeypatch)
+    assert compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1).document() == finished[1].document()
+    assert counted.calls == 3                                                       # six runs, three of them were finished
+
+
+def test_a_failed_run_is_said_in_its_row_and_the_rest_goes_on(tmp_path: Path, finished: tuple[Path, Comparison]) -> None:
+    broken = compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1, overrides={"fedprox": {"lr": 1e30}})
+    rows = {r["name"]: r for r in broken.rows()}
+    assert set(rows["fedprox"]["failures"]) == {"0", "1"}
+    assert rows["fedprox"]["personalised"] is None
+    assert rows["fedavg"] == finished[1].rows()[1]
+    assert broken.table().rows[2][0] == "fedprox (0 of 2 seeds)"
+    assert any(note.startswith("fedprox, seed 0 failed: ") for note in broken.table().notes)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_takes_no_other_run_along(tmp_path: Path) -> None:
+    (tmp_path / "die.py").write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom consilience.core.part import Part\n\n\n"
+        "@dataclass(frozen=True)\nclass Die(Part):\n"
+        "    name = 'die'\n\n    def build(self, module, spec):\n        os._exit(9)\n")
+    method = f"{tmp_path}/die.py:Die"
+    broken = compare(["fedavg", method], BASE, [0, 1], out=tmp_path / "out", jobs=2)
+    assert {key[0] for key in broken.failures} == {method}
+    assert all("process died" in why for why in broken.failures.values())
+    assert None not in broken.values("fedavg", "personalised", "accuracy")
+
+
+def test_progress_counts_rounds_of_all_runs(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Ear(Watcher):
+        def begin(self, what: str, runs: int, rounds: int) -> None:
+            heard.append((what, runs, rounds))
+
+        def rounds_done(self, rounds: int) -> None:
+            heard.append(rounds)
+
+        def run_done(self, label: str, failure: str | None) -> None:
+            heard.append(label)
+
+    compare(["fedavg"], BASE, [5], out=tmp_path, jobs=1, with_local=False, watcher=Ear())
+    assert heard == [("comparing", 1, 2), 1, 2, "fedavg, seed 5"]
+
+
+# ---- saving and the command line -------------------------------------------------------------------------------------
+
+def test_the_comparison_is_saved(finished: tuple[Path, Comparison]) -> None:
+    out, comparison = finished
+    assert json.loads((out / "comparison.json").read_text()) == json.loads(json.dumps(comparison.document(), default=list))
+    text = (out / "comparison.md").read_text()
+    assert text.startswith("| method | global |")
+    assert "| fedprox |" in text
+    assert all((out / folder / "done").is_file() for row in comparison.rows() for folder in row["folders"].values())
+
+
+def test_the_command_takes_a_file_with_settings_of_single_methods(tmp_path: Path) -> None:
+    config = tmp_path / "settings.json"
+    config.write_text(json.dumps({**TINY, "rounds": 1, "settings": {"prox": {"mu": 0.5}}}))
+    app = typer.Typer()
+    app.command()(train.compare)
+    call = ["fedavg", "fedprox", "--config", str(config), "--seeds", "1", "--out", str(tmp_path / "out"), "--jobs", "1", "--no-local"]
+    result = CliRunner().invoke(app, [*call, "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["config"]["settings"] == {"prox.mu": 0.5}
+    assert [r["name"] for r in document["rows"]] == ["fedavg", "fedprox"]
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == document
+    latex = CliRunner().invoke(app, [*call, "--format", "latex"])
+    assert r"\toprule" in latex.stdout
