@@ -73,8 +73,8 @@ MUTATIONS = (
              "return [replace(main, keys=tuple(k for k in main.keys if not spec.in_head(k))), *others]", "return phases",
              f"{COMPOSED}::test_frozen_means_frozen"),
     Mutation("frozen keys get a zero gradient", "core/step.py", "        return dict(zip(self.phase.keys, grads))",
-             '        return {**{k: torch.zeros_like(p) for k, p in params.items() if k in self.slot.optimiser["main"].get("m", params)},'
-             " **dict(zip(self.phase.keys, grads))}", f"{COMPOSED}::test_frozen_means_frozen"),
+             "        still = {} if self.program.policy.momentum else {k: torch.zeros_like(p) for k, p in params.items()}\n"
+             "        return {**still, **dict(zip(self.phase.keys, grads))}", f"{COMPOSED}::test_frozen_means_frozen"),
     Mutation("one path length for all keys", "core/client.py",
              "            if phase.model == \"model\":\n                for k in phase.keys:",
              "            if phase.model == \"model\":\n                for k in self.fed.spec.model['params']:",

@@ -27,7 +27,7 @@ def test_unknown_names_offer_the_nearest(cli):
 
 def test_refused_combination_says_why(cli):
     said = cli("run", "local+scaffold", *TINY, code=2).err
-    assert "local and scaffold cannot be combined" in said
+    assert "scaffold and local cannot be combined" in said
     assert "no global model" in said
 
 

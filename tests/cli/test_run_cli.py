@@ -95,7 +95,7 @@ def test_version_and_help(cli):
 
 def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     """A real process, because signals are."""
-    command = [sys.executable, "-m", "consilience.cli", "run", "dbe", *TINY, "-o", "validation=0.2", "--rounds", "400", "--out", "r"]
+    command = [sys.executable, "-c", "from consilience.cli import main; main()", "run", "dbe", *TINY, "--rounds", "400", "--out", "r"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     records = tmp_path / "r" / "records.jsonl"
     deadline = time.monotonic() + 120

@@ -64,21 +64,19 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
         module = Staged(module)
     if policy.layout == "channels_last":
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    _, spec = _describe(module, [layout.features], spec, x)
+    frozen = {k for k, p in module.named_parameters() if not p.requires_grad}      # the user froze them: they never train
+    given, spec = _describe(module, [layout.features], spec, x)
+    given.close()
     for part in method.using("build"):
         with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone
             torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))
             module = part.build(module, spec).to(device)
-    # Hooks of the first description sit on the module that `build` may have changed: start from clean modules.
-    for m in module.modules():
-        m._forward_hooks.clear()
-        m._forward_pre_hooks.clear()
     points = sorted({layout.features, *(q for p in method.using("points") for q in p.points(layout))})
     network, spec = _describe(module, points, spec, x)
     keys = (*spec.model["params"], *spec.model["buffers"])
     spec = replace(spec, shared=frozenset(k for k in keys if _travels(k, spec, method)))
     apart = tuple(p.name + "." for hook in ("before", "adversary") for p in method.using(hook))
-    main = tuple(k for k in spec.model["params"] if not k.startswith(apart))
+    main = tuple(k for k in spec.model["params"] if not k.startswith(apart) and k not in frozen)
     phases = [Phase("main", main)]
     for part in method.using("phases"):
         phases = part.phases(phases, spec)

@@ -399,8 +399,16 @@ class Federation:
         return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)
 
     def _refuse_nonfinite(self, ids: list[int], done: dict[int, Outcome], down: dict[int, dict[str, Tree]]) -> None:
-        fine = torch.stack([done[i].losses.isfinite().all() & tree.all_finite(done[i].model).to(self.device) for i in ids])
-        if not bool(fine.all()):
-            number = next(i for i, ok in zip(ids, fine) if not bool(ok))
-            with torch.enable_grad():
-                raise NonFiniteError(find_nonfinite(self, LocalWork(self, number, self.client(number), ids, down[number])))
+        sound = lambda o: torch.stack([o.losses.isfinite().all(), *(tree.all_finite(t).to(self.device) for t in (
+            o.model, o.uploads, o.state.tensors))])
+        fine = torch.stack([sound(done[i]) for i in ids])
+        if bool(fine.all()):
+            return
+        number = next(i for i, ok in zip(ids, fine) if not bool(ok.all()))
+        for part in self.method.parts:
+            parcels = done[number].uploads.get(part.name, {}), done[number].state.tensors["kept"].get(part.name, {})
+            if bool(fine[ids.index(number)][:2].all()) and not bool(tree.all_finite(dict(enumerate(parcels)))):
+                raise NonFiniteError(f"Training became non-finite: what part {part.name!r} keeps or uploads after the steps of client "
+                                     f"{self.name_of(number)!r}, round {self.round_number}, step {len(done[number].losses)}.")
+        with torch.enable_grad():
+            raise NonFiniteError(find_nonfinite(self, LocalWork(self, number, self.client(number), ids, down[number])))

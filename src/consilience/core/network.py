@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .. import rng, tree
 from ..errors import ConfigError
@@ -90,8 +91,12 @@ class Network:
         self._train: bool | None = None
         self._trace: Trace | None = None
         self._tap: Tap | None = None
-        for point in self.points:
-            self._listen(point)
+        self._ears = [self._listen(point) for point in self.points]
+
+    def close(self) -> None:
+        """Stop listening. The module's own hooks stay."""
+        for ear in self._ears:
+            ear.remove()
 
     def _places(self, table: str, named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, dict[str, Any], str]]:
         """Where every tensor of a model goes. Tied tensors stand in several tables under the name of the first."""
@@ -102,7 +107,7 @@ class Network:
             out.append((first.setdefault(id(tensor), name), getattr(self.module.get_submodule(owner), table), leaf))
         return out
 
-    def _listen(self, point: str) -> None:
+    def _listen(self, point: str) -> RemovableHandle:
         name, _, side = point.partition(":")
         try:
             target = self.module.get_submodule(name)
@@ -111,9 +116,8 @@ class Network:
             raise ConfigError(f"The model has no module {name!r} for the point {point!r}. "
                               f"Its modules: {', '.join(names)}.") from None
         if side == "input":
-            target.register_forward_pre_hook(lambda _, args: (self._at(point, args[0]), *args[1:]))
-        else:
-            target.register_forward_hook(lambda _, args, out: self._at(point, out))
+            return target.register_forward_pre_hook(lambda _, args: (self._at(point, args[0]), *args[1:]))
+        return target.register_forward_hook(lambda _, args, out: self._at(point, out))
 
     def _at(self, point: str, x: Tensor) -> Tensor:
         trace = self._trace

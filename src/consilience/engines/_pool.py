@@ -12,9 +12,9 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigError, ConsilienceError
 from ._parcel import MAIN, Reader, Region, shared_folder
@@ -31,11 +31,7 @@ class WorkerError(ConsilienceError):
     exit_code = 5
 
 
-class Job(NamedTuple):
-    """One client's task: what is sent, and how long it takes compared with others."""
-
-    content: Any
-    cost: float
+Content = Callable[[int], Any]      # what is sent for the i-th task; asked for when it is sent, so that few are in memory
 
 
 class _Process:
@@ -118,6 +114,7 @@ class Pool:
         self.processes: list[_Process] = []
         self._numbers = itertools.count()
         self._finalizer: Any = None
+        self._call, self._busy = 0, False             # calls so far; the last one is not finished
 
     def start(self) -> None:
         if self._finalizer is not None and self._finalizer.alive:
@@ -129,7 +126,7 @@ class Pool:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.reader = Reader(self.folder)
         self._plan, self._setting = Region(self.folder, "plan"), Region(self.folder, "setting")
-        self._built, self._call = -1, 0
+        self._built = -1
         for _ in range(self.count):
             self._add()
 
@@ -138,32 +135,37 @@ class Pool:
 
     def close(self) -> None:
         """End all workers now, whatever they are doing. The next call starts new ones."""
+        self._busy = False
         if self._finalizer is not None:
             self._finalizer()
 
-    def run(self, owner: int, plan: Any, setting: Any, jobs: Sequence[Job]) -> Iterator[Any]:
-        """Results in the order of jobs. `plan` is what to build for this owner, `setting` what the jobs share."""
+    def run(self, owner: int, plan: Any, setting: Any, costs: Sequence[float], content: Content) -> Iterator[Any]:
+        """Results in the order of tasks. `plan` is what to build for this owner, `setting` what the tasks share."""
+        if self._busy:
+            self.close()                              # an earlier call was left in the middle
         self.start()
         if self._built != owner:
             self._plan_parcel, self._built = self._plan.write(plan), owner
-        self._call += 1
         self._setting_parcel = self._setting.write(setting)
-        done = False
+        self._call += 1
+        call, given, self._busy = self._call, 0, bool(costs)
         try:
-            yield from self._serve(jobs)
-            done = True
+            for result in self._serve(costs, content):
+                given += 1
+                self._busy = given < len(costs)
+                yield result
         finally:
-            if not done:
+            if given < len(costs) and call == self._call:
                 self.close()       # an error, Ctrl-C or a caller that left: what the workers still do is of no use to anyone
 
-    def _serve(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        waiting = deque(sorted(range(len(jobs)), key=lambda i: -jobs[i].cost))
-        attempts = [0] * len(jobs)
+    def _serve(self, costs: Sequence[float], content: Content) -> Iterator[Any]:
+        waiting = deque(sorted(range(len(costs)), key=lambda i: -costs[i]))
+        attempts = [0] * len(costs)
         results: dict[int, Any] = {}
         unstarted = 0
         given = 0
-        while given < len(jobs):
-            self._feed(jobs, waiting)
+        while given < len(costs):
+            self._feed(content, waiting)
             try:
                 worker, (kind, *rest) = self._inbox.get(timeout=1.0)     # so that Ctrl-C is heard on every system
             except queue.Empty:
@@ -179,11 +181,11 @@ class Pool:
                 worker.tickets.popleft()
                 results[rest[0]] = self.reader.read(rest[1], copy=True)
             while given in results:
-                self._feed(jobs, waiting)            # the worker goes on while the caller looks at the result
+                self._feed(content, waiting)            # the worker goes on while the caller looks at the result
                 yield results.pop(given)
                 given += 1
 
-    def _feed(self, jobs: Sequence[Job], waiting: deque[int]) -> None:
+    def _feed(self, content: Content, waiting: deque[int]) -> None:
         """Hand tasks to whoever has room, the least loaded first."""
         free = [p for p in self.processes if p.ready]
         for load in range(AHEAD):
@@ -191,7 +193,7 @@ class Pool:
                 if waiting and len(p.tickets) == load:
                     self._prepare(p)
                     ticket = waiting.popleft()
-                    p.hand(ticket, jobs[ticket].content)
+                    p.hand(ticket, content(ticket))
 
     def _prepare(self, p: _Process) -> None:
         if p.knows[0] != self._built:

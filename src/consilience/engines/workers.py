@@ -19,7 +19,7 @@ from ..core.federation import ClientTask, Federation, Work
 from ..core.population import Population
 from ..core.slot import Slot
 from ..core.step import Program
-from ._pool import Job, Pool
+from ._pool import Content, Pool
 from .hardware import usable_cores
 from .sequential import Sequential
 
@@ -73,22 +73,21 @@ class Workers:
             return
         if ours:
             fed = ours[0].fed
-            jobs = [Job((w.number, self._carried(fed, w.state), w.download), w.size) for w in ours]
-            yield from self._call(fed, train_client, ours[0].cohort, jobs)
+            yield from self._call(fed, train_client, ours[0].cohort, [w.size for w in ours],
+                                  lambda i: (ours[i].number, self._carried(fed, ours[i].state), ours[i].download))
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
-        jobs = _Lazily(lambda i: Job((numbers[i], self._carried(fed, fed.client(numbers[i])), given[i]),
-                                     fed.samples.size_of(numbers[i])), len(numbers))
-        return self._call(fed, task, common, jobs)
+        return self._call(fed, task, common, [fed.samples.size_of(i) for i in numbers],
+                          lambda i: (numbers[i], self._carried(fed, fed.client(numbers[i])), given[i]))
 
     @staticmethod
     def _carried(fed: Federation, state: Any) -> Any:
         """A client's state as it travels: nothing for one who has none, since the workers know the fresh state."""
         return None if state is fed.clients.fresh else state
 
-    def _call(self, fed: Federation, task: ClientTask, common: Any, jobs: Sequence[Job]) -> Iterator[Any]:
+    def _call(self, fed: Federation, task: ClientTask, common: Any, costs: Sequence[float], content: Content) -> Iterator[Any]:
         module, layout, method, population, policy = fed.made_of
         bare = Population(population.x, population.y, population.table, population.classes, population.transform, (), population.proxy,
                           population.task)
         setting = {name: getattr(fed, name) for name in _STATE}, task, common
-        return self.pool.run(self._owner, (module, layout, method, bare, policy), setting, jobs)
+        return self.pool.run(self._owner, (module, layout, method, bare, policy), setting, costs, content)

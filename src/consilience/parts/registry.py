@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,7 @@ def _discover() -> dict[str, type[Part]]:
 PARTS: dict[str, type[Part]] = _discover()
 
 
+@cache
 def installed_parts() -> dict[str, type[Part]]:
     """Our own parts and those that installed packages announce under the entry-point group `consilience.parts`."""
     found = dict(PARTS)

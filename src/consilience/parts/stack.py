@@ -106,7 +106,8 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
         targets = (path,) if owner in classes else forwarded(presets[owner], option)
         for target in targets:
             part, key = target.split(".")
-            values.setdefault(part, {}).pop(key, None)      # the command line has the last word
+            if set_by.get((part, key)) not in (settings or {}):
+                values.setdefault(part, {}).pop(key, None)      # a setting has the last word over what was typed in the method
             assign(part, key, value, path)
     parts = tuple(build(cls, values.get(name, {}), name) for name, cls in sorted(classes.items()))
     return Stack(text, tuple(sorted(n for n in names if n != "fedavg")), parts)

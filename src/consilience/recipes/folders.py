@@ -27,7 +27,7 @@ def cell_values(cell: Cell, seed: int, *, scale: float = 1.0, scaled: Sequence[s
     assert cell.values is not None
     values = {**cell.values, "seed": seed, "rounds": scaled_rounds(cell.rounds, scale)}
     if scale != 1.0 and scaled:
-        facts, run = method_facts(cell.row.method, values.get("settings", {})), run_facts(values)
+        facts, run = method_facts(cell.method, values.get("settings", {})), run_facts(values)
         shrunk = {p: scaled_rounds(facts.options[p], scale) for p in scaled if p in facts.options}
         values |= {n: scaled_rounds(run[n], scale) for n in scaled if n in run and run[n] is not None}
         values["settings"] = {**values.get("settings", {}), **shrunk}

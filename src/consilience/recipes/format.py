@@ -83,6 +83,11 @@ class Printed:
     def unreadable(self) -> bool:
         return self.text == "?"
 
+    def shown(self, digits: int) -> str:
+        if self.value is None:
+            return "unreadable" if self.unreadable else "–"
+        return f"{self.value:.{digits}f}" + (f" ± {self.spread:.{digits}f}" if self.spread is not None else "")
+
 
 _NUMBER = re.compile(r"^([+-]?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?$")
 
@@ -125,7 +130,7 @@ class Row:
     run: Mapping[str, Any] = field(default_factory=dict)
     score: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Printed] = field(default_factory=dict)
-    cells: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)       # column -> run, score, unavailable, note
+    cells: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)       # column -> method, run, score, …
     only: tuple[str, ...] = ()                 # columns the row has; none: all
     ours: str | None = None
     unavailable: str | None = None
@@ -173,6 +178,10 @@ class Cell:
         return self.row.ours or self.column.ours
 
     @property
+    def method(self) -> str:
+        return str((self.values or {}).get("method", self.row.method))
+
+    @property
     def rounds(self) -> int:
         """Of its run, as the recipe has it."""
         return int((self.values or {}).get("rounds", DEFAULT_ROUNDS))
@@ -208,6 +217,11 @@ class Recipe:
     def data(self) -> list[str]:
         """The data sets its cells need, by name."""
         return sorted({c.values.get("data", "digits").partition("(")[0] for c in self.cells if c.values is not None})
+
+    @property
+    def untrained(self) -> bool:
+        """Whether it only pictures data."""
+        return bool(self.drawings) and all(d.kind == "splits" for d in self.drawings)
 
     def available(self) -> Iterator[Cell]:
         return (c for c in self.cells if c.unavailable is None)

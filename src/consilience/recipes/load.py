@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, ConsilienceError, did_you_mean, unknown
 from ..metrics.registry import make_measures
+from ..metrics.subject import TRAINING
 from ..options import build
 from ..parts.presets import PRESETS
 from ..parts.registry import installed_parts
@@ -25,7 +26,7 @@ _RECIPE_KEYS = ("title", "seeds", "unit", "digits", "readings", "notes", "run", 
                 "unavailable")
 _COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "ours", "unavailable", "note")
 _ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
-_CELL_KEYS = ("run", "score", "unavailable", "note")
+_CELL_KEYS = ("method", "run", "score", "unavailable", "note")
 _ALSO_KEYS = ("title", "score")
 _DRAW_KEYS = ("kind", "title", "y", "measure", "colour", "model", "training")
 
@@ -45,7 +46,7 @@ def load_recipe(name: str | Path) -> Recipe:
     """A recipe of the package by name (dbe/table5), or one of the user's by the path of its file (mine.toml)."""
     text = str(name)
     if text.endswith(".toml"):
-        path, title = Path(text), Path(text).stem
+        path, title = Path(text), Path(text).name
         if not path.is_file():
             raise ConfigError(f"There is no recipe file {text!r}.")
     else:
@@ -86,6 +87,9 @@ class _Reader:
         whole = self.own.get("unavailable")
         columns = tuple(self.column(n, v) for n, v in _entries(self.own, "columns"))
         rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in _entries(self.own, "rows"))
+        drawings = tuple(self.drawing(d) for d in self.own.get("draw", ()))
+        if drawings and all(d.kind == "splits" for d in drawings) and not rows:
+            rows = (Row("split", "split", "fedavg"),)             # pictures of data need no method, but a run's settings say what data
         if not whole and (not columns or not rows):
             raise ConfigError("it has no rows or no columns. Add them, or say why with unavailable = \"…\".")
         also = tuple(Also(_text(a, "title", "also"), _table(a, _ALSO_KEYS, "also").get("score", {})) for a in self.own.get("also", ()))
@@ -94,7 +98,7 @@ class _Reader:
         readings = (*self.paper.get("readings", ()), *self.own.get("readings", ()))
         return Recipe(self.name, self.own["title"], self.paper.get("citation", ""), self.kind, rows, columns, cells,
                       _seeds(self.own.get("seeds", self.paper.get("seeds", 1))), readings, tuple(self.own.get("notes", ())),
-                      tuple(self.drawing(d) for d in self.own.get("draw", ())), tuple(self.own.get("scaled", ())), whole)
+                      drawings, tuple(self.own.get("scaled", ())), whole)
 
     # ---- rows and columns ------------------------------------------------------------------------------------------
 
@@ -148,7 +152,13 @@ class _Reader:
         _one_of(v.get("kind"), DRAWINGS, "draw.kind")
         if v["kind"] == "trace":
             make_measures([v.get("measure", "")])
-        return Drawing(**{k: tuple(x) if isinstance(x, list) else x for k, x in v.items()})
+        for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client"))):
+            if key in v:
+                _one_of(v[key], known, f"draw.{key}")
+        for one in v.get("training", ()):
+            _one_of(one, TRAINING, "draw.training")
+        return Drawing(v["kind"], v.get("title", ""), v.get("y", Drawing.y), v.get("measure", ""), v.get("colour", Drawing.colour),
+                       v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)))
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
@@ -177,21 +187,22 @@ class _Reader:
     def values(self, row: Row, column: Column, own: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a cell's run, checked."""
         values: dict[str, Any] = {}
+        method = own.get("method", row.method)
         for level in self.levels(column):
             level = dict(level)
             settings = flatten_settings(level.pop("settings", {}))
-            values = _merge(values, {**level, "settings": {k: v for k, v in settings.items() if applies(k, row.method)}})
+            values = _merge(values, {**level, "settings": {k: v for k, v in settings.items() if applies(k, method)}})
         for level in (row.run, own.get("run", {})):
             values = _merge(values, level)
         if "method" in values or "seed" in values:
             raise ConfigError("the method is the row's, and seeds are the recipe's: leave them out of run.")
-        check_method(row.method, values.get("settings", {}))
+        check_method(method, values.get("settings", {}))
         check_run({k: v for k, v in values.items() if k != "settings"})
-        return {**values, "method": row.method}
+        return {**values, "method": method}
 
     def every_setting_is_used(self, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """A setting of the file or of a column that no row takes is a slip of the pen. Those of paper.toml serve many files."""
-        known = [r.method for r in rows if not r.unavailable]
+        known = [m for r in rows if not r.unavailable for m in (r.method, *(c["method"] for c in r.cells.values() if "method" in c))]
         for level in (self.own.get("run", {}), *(c.run for c in columns if c.name in self.own.get("columns", {}) and not c.unavailable)):
             for path in flatten_settings(level.get("settings", {})):
                 if known and not any(applies(path, m) for m in known) and path not in self._library_settings():

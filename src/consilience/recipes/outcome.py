@@ -82,7 +82,8 @@ class Outcome:
                   and (not columns or c.name in columns) and (not rows or e.cell.row.name in rows)]
         extra = list(dict.fromkeys(title for e in chosen for title, _ in e.cell.also))
         title = f"{self.recipe.name}: {self.recipe.title}" + (f" [{self.label}]" if self.label else "")
-        return Table([*HEADER, *extra], [self._cells(e, extra) for e in chosen], title, self.notes(chosen), [self.record(e) for e in chosen])
+        cells, records = [self._cells(e, extra) for e in chosen], [self.record(e) for e in chosen]
+        return Table([*HEADER, *extra], cells, title, self.notes(chosen), records)
 
     def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
         digits, printed = e.cell.digits, e.cell.printed
@@ -90,11 +91,13 @@ class Outcome:
         failed = f" ({e.state})" if ours and e.state and e.state != "not run" else ""
         shown = (ours.text(digits) + failed) if ours else e.state
         within = {True: "yes", False: "no", None: "–"}[e.within]
-        paper = "ours" if e.cell.ours else ("–" if printed is None else "unreadable" if printed.unreadable else printed.text or "–")
+        paper = "ours" if e.cell.ours else "–" if printed is None else printed.shown(digits)
         more = [s.text(digits) if (s := spread(list(e.also.get(t, {}).values()))) else "–" for t in extra]
-        rounds = str(e.rounds) if e.rounds == e.full_rounds else f"{e.rounds} of {e.full_rounds} (scaled x{self.scale:g})"
-        return [e.cell.column.title, e.cell.row.title, paper if paper != "-" else "–", shown,
-                "–" if e.difference is None else f"{e.difference:+.{digits}f}", within, str(len(e.values)) if e.values else "–", rounds, *more]
+        rounds = f"{e.rounds} of {e.full_rounds} (scaled x{self.scale:g})" if self.scale != 1.0 else str(e.rounds)
+        rounds = rounds if e.full_rounds else "–"
+        difference = "–" if e.difference is None else f"{e.difference:+.{digits}f}"
+        seeds = str(len(e.values)) if e.values else "–"
+        return [e.cell.column.title, e.cell.row.title, paper, shown, difference, within, seeds, rounds, *more]
 
     def record(self, e: Entry) -> dict[str, Any]:
         """A cell for JSON."""
@@ -107,7 +110,7 @@ class Outcome:
                 "difference": e.difference, "within_paper_spread": e.within,
                 "also": {t: {str(k): v for k, v in each.items()} for t, each in e.also.items()},
                 "states": {str(k): s for k, s in e.states.items()}, "unavailable": e.unavailable, "not_in_paper": e.cell.ours,
-                "method": e.cell.row.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
+                "method": e.cell.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
                 "scaled": None if self.scale == 1.0 else self.scale, "note": e.cell.note,
                 "folders": {str(k): f"runs/{r.path.name}" for k, r in e.runs.items()}}
 

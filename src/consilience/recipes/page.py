@@ -45,8 +45,10 @@ def page(outcome: Outcome) -> str:
         parts.append(f"Asked for {len(outcome.seeds)} of the recipe's {len(r.seeds)} seeds.")
     if r.unavailable:
         parts.append(f"Unavailable: {r.unavailable}.")
-    if r.cells:
+    if outcome.entries:
         parts += ["## Paper, ours, difference", _text(outcome.table(), "markdown").partition("\n\n")[2]]
+    elif outcome.remarks:
+        parts += ["\n".join(f"- {line}" for line in outcome.remarks)]
     if outcome.figures:
         parts += ["## Figures", *(f"![{Path(f).stem}]({f})" for f in outcome.figures)]
     for title, lines in (("Readings", r.readings), ("Notes", r.notes)):

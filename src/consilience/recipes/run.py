@@ -44,11 +44,11 @@ class Order:
     def seeds_of(self, recipe: Recipe) -> list[int]:
         known = list(recipe.seeds)
         count = self.seeds or len(known)
-        return (known + [s for s in range(max(known) + 1, max(known) + 1 + count)])[:count]
+        return (known + list(range(max(known) + 1, max(known) + 1 + count)))[:count]
 
     def command(self, recipe: Recipe) -> str:
         """As it can be typed, without this machine's places."""
-        words = ["consilience", "reproduce", Path(recipe.name).name if recipe.name.endswith(".toml") else recipe.name]
+        words = ["consilience", "reproduce", recipe.name]
         words += ["--rows", ",".join(self.rows)] if self.rows else []
         words += ["--columns", ",".join(self.columns)] if self.columns else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
@@ -85,6 +85,8 @@ def reproduce(recipe: Recipe, out: str | Path, order: Order | None = None, *, da
     order = order or Order()
     wanted = recipe.select(order.rows, order.columns)
     with data_in(data_dir):
+        if recipe.untrained:
+            return Outcome(recipe, [], order.scale, order.seeds_of(recipe), order.command(recipe))
         failures = _train(recipe, Path(out), order, wanted, jobs, again, watcher) if train else {}
         _measure(recipe, Path(out), order, wanted, failures, tell)
         return collect(recipe, out, order, failures)
@@ -134,7 +136,7 @@ def _measure(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], fa
                     needed.setdefault(folder, []).extend(texts)
     for folder, texts in needed.items():
         try:
-            take_measures(folder, texts, None, lambda text, folder=folder: tell(f"{text} of {folder.name}"))  # type: ignore[misc]
+            take_measures(folder, texts, None, lambda text, folder=folder: tell(f"{text} of {folder.name}"))
         except ConsilienceError as error:
             failures[folder.name] = str(error)
 

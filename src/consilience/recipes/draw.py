@@ -1,0 +1,151 @@
+"""Pictures of a recipe, from its runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from .. import rng
+from ..data.statistics import count_labels, rows_of
+from ..errors import ConsilienceError
+from ..metrics.gather import Asked, gather
+from ..metrics.subject import Subject
+from ..report.curves import draw_curves
+from ..report.features import choose_samples, embed
+from ..report.gather import Group
+from ..runs.config import RunConfig
+from ..runs.files import write_bytes
+from ..runs.reload import open_run
+from ..runs.run import load_data
+from .folders import known_measures
+from .format import Cell, Drawing
+from .outcome import Entry, Outcome
+from .run import data_in, obstacle
+from .svg import Line, Points, draw_grid, draw_lines, draw_points
+
+FOLDER = "figures"
+SAMPLES = 500
+Tell = Callable[[str], None]
+
+
+def draw(outcome: Outcome, out: str | Path, *, data_dir: str | Path | None = None, tell: Tell = lambda what: None) -> list[str]:
+    """Write every picture the recipe asks for into `out`/figures; the outcome remembers their names. One that fails stops no other."""
+    scaled = f" [{outcome.label}]" if outcome.label else ""
+    with data_in(data_dir):
+        for number, drawing in enumerate(outcome.recipe.drawings, start=1):
+            tell(f"drawing {drawing.kind}")
+            pictures = {"curves": _curves, "bars": _bars, "trace": _trace, "features": _features, "splits": _splits}[drawing.kind]
+            try:
+                for name, svg in pictures(outcome, drawing, scaled):
+                    plain = re.sub(r"[^a-z0-9]+", "-", f"{number}-{drawing.kind}-{name}".lower()).strip("-")
+                    write_bytes(Path(out) / FOLDER / f"{plain}.svg", svg.encode())
+                    outcome.figures.append(f"{FOLDER}/{plain}.svg")
+            except ConsilienceError as error:
+                outcome.remarks.append(f"No {drawing.kind} picture: {error}")
+    return outcome.figures
+
+
+Pictures = Iterator[tuple[str, str]]
+
+
+def _with_runs(outcome: Outcome) -> list[Entry]:
+    return [e for e in outcome.entries if any(r.stopped is not None for r in e.runs.values())]
+
+
+def _groups(outcome: Outcome, column: str) -> list[Group]:
+    """Finished runs of a column, a group per row."""
+    return [Group(e.cell.row.title, tuple(r for r in e.runs.values() if r.stopped is not None)) for e in _with_runs(outcome)
+            if e.cell.column.name == column]
+
+
+def _curves(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    """A score over rounds, mean over seeds."""
+    for column in outcome.recipe.columns:
+        groups = _groups(outcome, column.name)
+        if not groups:
+            continue
+        lines = []
+        drawn = draw_curves(groups)
+        label = next((m["label"] for m in drawn["measures"] if m["name"] == drawing.y), drawing.y)
+        for group in drawn["groups"]:
+            one = group["mean"] if group["mean"] else group["runs"][0]
+            values = one["y"].get(drawing.y)
+            if values is not None:
+                lines.append(Line(group["label"], one["round"], values["mean"] if isinstance(values, dict) else values))
+        title = f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}"
+        yield f"{column.name}-{drawing.y}", draw_lines(lines, title, "round", label)
+
+
+def _bars(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    """The cells' values, a line per row over the columns."""
+    columns = [c for c in outcome.recipe.columns if any(e.values for e in outcome.entries if e.cell.column is c)]
+    if not columns:
+        return
+    numbers = all(c.x is not None for c in columns)
+    at = {c.name: float(c.x if numbers and c.x is not None else i) for i, c in enumerate(columns)}
+    lines = []
+    for row in outcome.recipe.rows:
+        own = [(at[e.cell.column.name], e.ours.mean) for e in outcome.entries if e.cell.row is row and e.ours]
+        if own:
+            lines.append(Line(row.title, [x for x, _ in own], [y for _, y in own]))
+    yield "all", draw_lines(lines, (drawing.title or outcome.recipe.title) + scaled, "", drawing.y if drawing.y != "personalised" else "",
+                            () if numbers else [c.title for c in columns])
+
+
+def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    """A measure along local training, the first seed of every row."""
+    for column in outcome.recipe.columns:
+        lines = []
+        for e in _with_runs(outcome):
+            if e.cell.column is column:
+                run = next(r for r in e.runs.values() if r.stopped is not None)
+                trace = known_measures(run.path).get(drawing.measure, {}).get("result", {}).get("trace", {})
+                if drawing.y in trace:
+                    lines.append(Line(e.cell.row.title, trace["step"], trace[drawing.y]))
+        if lines:
+            yield f"{column.name}-{drawing.y}", draw_lines(lines, f"{drawing.title or drawing.measure}, {column.title}{scaled}",
+                                                           "local step", drawing.y)
+
+
+def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    """t-SNE of the features, before and after local training; colour and shape tell class and client apart."""
+    for column in outcome.recipe.columns:
+        panels = []
+        for e in _with_runs(outcome):
+            if e.cell.column is not column:
+                continue
+            run = next(r for r in e.runs.values() if r.stopped is not None)
+            opened = open_run(run.path)
+            subject, seed = Subject(opened.federation, opened.data), opened.config.policy.seed
+            chosen = choose_samples(opened.data, SAMPLES, seed)
+            kinds = ["global", "personalised"] if drawing.model == "both" and opened.federation.personal else \
+                ["personalised" if drawing.model == "both" else drawing.model]
+            for kind in kinds:
+                for training in drawing.training:
+                    asked = (Asked(*subject.model_of(i, kind, training), rows, i) for i, rows in chosen)
+                    points = embed(gather(subject.fed, asked, "features").values, rng.key(seed, "report", "map"))
+                    owner = [n for n, (_, rows) in enumerate(chosen) for _ in range(len(rows))]
+                    label = [int(c) for _, rows in chosen for c in opened.data.y[rows].tolist()]
+                    colour, shape = (label, owner) if drawing.colour == "class" else (owner, label)
+                    what = {"global": "without personal tensors", "personalised": "as served"}[kind]
+                    panels.append(Points(f"{e.cell.row.title}, {what}, {training} local training",
+                                         [(float(x), float(y)) for x, y in np.asarray(points)], colour, shape))
+        if panels:
+            yield column.name, draw_points(panels, f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}")
+
+
+def _splits(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    """Samples of every class on every client. Nothing is trained, so nothing is scaled."""
+    first: dict[str, Cell] = {}
+    for cell in outcome.recipe.cells:
+        if why := obstacle(cell):
+            outcome.remarks.append(f"No picture of {cell.column.title}: {why}.")
+        elif cell.values is not None:
+            first.setdefault(cell.column.name, cell)
+    for name, cell in first.items():
+        data = load_data(RunConfig.make({**(cell.values or {}), "seed": outcome.seeds[0]}))
+        counts = count_labels(data.y, rows_of(data), data.classes).tolist()
+        yield name, draw_grid(counts, f"{drawing.title or outcome.recipe.title}, {cell.column.title}")
