@@ -69,7 +69,7 @@ def bare(pipe: Any, clients: int, share: int, of: int) -> None:
     pipe.send("ready")
     while settings := pipe.recv():
         last = settings.get("layout") == "channels_last"
-        half = lambda: torch.autocast("cpu", torch.bfloat16) if settings.get("precision") else contextlib.nullcontext()   # noqa: B023
+        half = lambda: torch.autocast("cpu", torch.bfloat16) if settings.get("precision") else contextlib.nullcontext()
         form = {"memory_format": torch.channels_last} if last else {}
         for client in mine:
             net = make("fedavg_cnn", sample=(1, 28, 28), classes=10, key=rng.key(0, "model")).module.to(**form)

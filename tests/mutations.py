@@ -160,6 +160,11 @@ MUTATIONS = (
              "import random; return rng.fold(self.slot.key, random.getrandbits(30))", ALONE, "capturable and ffa"),
     Mutation("the learning rate is captured", "core/step.py",
              'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)',
+             'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], '
+             "torch.tensor(self.policy.lr_at(int(slot.round))))",
+             f"{RULES}::test_learning_rate_lives_on_the_device"),
+    Mutation("the schedule does not reach the step", "core/step.py",
+             'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)',
              'optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], torch.tensor(self.policy.lr))',
              f"{RULES}::test_learning_rate_lives_on_the_device"),
     # order and draws

@@ -21,13 +21,13 @@ BLOCK = 1024
 
 if triton is not None:
     @triton.jit
-    def _mix(x, MIX_1: tl.constexpr, MIX_2: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _mix(x, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
         x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_1
         x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_2
         return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
     @triton.jit
-    def _fold_kernel(key, number, out, host_number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr,  # type: ignore[no-untyped-def]
+    def _fold_kernel(key, number, out, host_number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr,
                      ON_DEVICE: tl.constexpr):
         add = host_number
         if ON_DEVICE:
@@ -35,7 +35,7 @@ if triton is not None:
         tl.store(out, _mix(tl.load(key) * GOLDEN + add, MIX_1, MIX_2))
 
     @triton.jit
-    def _bits_kernel(key, out, n, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr, UNIFORM: tl.constexpr,  # type: ignore[no-untyped-def]
+    def _bits_kernel(key, out, n, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr, UNIFORM: tl.constexpr,
                      BLOCK: tl.constexpr):
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         x = _mix(tl.load(key) + (i + 1) * GOLDEN, MIX_1, MIX_2)

@@ -245,6 +245,8 @@ def test_initial_values_depend_on_the_parts_own_name() -> None:
 def test_learning_rate_lives_on_the_device() -> None:
     """A recorded step keeps the addresses of numbers, not their values: a schedule over rounds must reach it."""
     how: dict[str, Any] = {"schedule": "exponential(gamma=0.5)", "rounds": 3}
+    assert differences(run_tiny(rounds=3), run_tiny(**how))              # the schedule does something
+    assert not differences(run_tiny(rounds=1), run_tiny(**(how | {"rounds": 1})))
     for parts in ([], [part("debias")], [part("prbm")]):
         assert not differences(run_tiny(parts, **how), run_tiny(parts, engine=ReplayedSequential, **how))
 

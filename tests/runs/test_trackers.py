@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import time
 
 import pytest
 
@@ -166,4 +167,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     play(("wandb",), tmp_path)
     files = list((tmp_path / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 1
+    until = time.monotonic() + 20                     # its own process writes the file, and may do so after `finish` has returned
+    while b"personalised/accuracy" not in files[0].read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
     assert b"personalised/accuracy" in files[0].read_bytes()

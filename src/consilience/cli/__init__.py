@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from .. import __version__
 from ..errors import ConsilienceError
-from . import data, demo, methods, resume, train, use
+from . import data, demo, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -20,6 +20,11 @@ app.command()(resume.resume)
 app.command()(use.export)
 app.command()(use.predict)
 app.command()(use.onboard)
+app.command()(measure.measure)
+app.command()(report.report)
+app.command()(sweep.sweep)
+app.command()(recipes.recipes)
+app.command()(recipes.reproduce)
 app.command()(methods.methods)
 app.command()(methods.explain)
 app.command()(demo.demo)

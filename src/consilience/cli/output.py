@@ -65,5 +65,8 @@ class RunProgress(Listener):
         self.bar.update(self.task, completed=record["round"], description=self.label,
                         note=note + (f" · accuracy {score:.3f}" if score is not None else ""))
 
+    def noted(self, message: str) -> None:
+        self.bar.console.print(f"[dim]{message}[/dim]", soft_wrap=True)
+
     def warned(self, message: str) -> None:
         self.bar.console.print(f"[yellow]Warning:[/yellow] {message}", soft_wrap=True)

@@ -12,7 +12,7 @@ from ..recipes.check import missing_data
 from ..recipes.draw import draw
 from ..recipes.format import Recipe
 from ..recipes.load import load_recipe, recipe_names
-from ..recipes.page import write_outcome
+from ..recipes.page import write_html, write_outcome
 from ..recipes.run import Order, data_in
 from ..recipes.run import reproduce as run_recipe
 from ..report.tables import FORMATS, Table
@@ -78,6 +78,8 @@ def reproduce(name: Annotated[str, typer.Argument(help="A recipe, as in dbe/tabl
               engine: s.Engine = None, device: s.Device = None, data_dir: s.DataDir = None,
               out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results; without it reproductions/ and "
                                                         "the recipe's name.")] = None,
+              runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the run folders, to share runs between recipes; "
+                                                        "without it runs/ inside --out.")] = None,
               jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
                                                        min=1)] = None,
               again: Annotated[bool, typer.Option("--again", help="Run anew what is finished.")] = False,
@@ -92,9 +94,11 @@ def reproduce(name: Annotated[str, typer.Argument(help="A recipe, as in dbe/tabl
     with progress_bar() as bar:
         tell = lambda what: bar.console.print(what, highlight=False, markup=False)
         outcome = run_recipe(recipe, folder, order, data_dir=data_dir, jobs=jobs, again=again, train=not report_only,
-                             watcher=RunsProgress(bar), tell=tell)
+                             runs=runs, watcher=RunsProgress(bar), tell=tell)
         draw(outcome, folder, data_dir=data_dir, tell=tell)
-    written = write_outcome(outcome, folder)
+        with data_in(data_dir):
+            report = write_html(outcome, folder)
+    written = [*write_outcome(outcome, folder), *([report] if report else [])]
     if as_json:
         print_json(outcome.document())
     else:

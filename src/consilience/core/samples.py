@@ -78,7 +78,11 @@ class Samples:
 
     def longest(self, phases: list[Phase]) -> int:
         """Steps of the client with the longest schedule."""
-        return max(sum(len(self._sizes(n, p)) for p in phases) for n in self.rows.different_sizes)
+        return max(self.steps_for(n, phases) for n in self.rows.different_sizes)
+
+    def steps_for(self, samples: int, phases: list[Phase]) -> int:
+        """Steps of a client with so many samples."""
+        return sum(len(self._sizes(samples, p)) for p in phases)
 
     def _sizes(self, samples: int, phase: Phase) -> list[int]:
         """Sizes of the batches a client makes in a phase. A last batch under `smallest` is dropped in any case."""

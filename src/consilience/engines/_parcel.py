@@ -177,7 +177,7 @@ def _file_of(tensor: Tensor) -> _File | None:
     path = storage.filename
     if path is None or not os.path.isfile(path):
         return None
-    return _File(os.path.abspath(path), storage.nbytes(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return _File(os.path.abspath(path), storage.nbytes(), tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -22,7 +22,7 @@ from ._worker import IN_A_WORKER, receive, send
 
 AHEAD = 2               # tasks a worker holds: one at work, one waiting, so that it never waits for us
 MOST_ATTEMPTS = 10      # a task that has ended so many workers will end the next one as well
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1")
 
 
 class WorkerError(ConsilienceError):

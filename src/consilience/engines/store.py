@@ -91,7 +91,7 @@ class _Records:
             whole[at: at + raw.numel() * raw.element_size()] = raw.view(torch.uint8)
         if flat:
             raise DataError(f"A client's state holds what was not declared: {', '.join(sorted(flat))}.")
-        content = memoryview(whole.numpy())
+        content = memoryview(whole.numpy().data)
         self.file.seek(record * self.size)
         done = 0
         while done < len(content):
@@ -101,7 +101,7 @@ class _Records:
     def read(self, record: int, crc: int | None) -> tree.Tree:
         """A record's tensors, checked against the checksum where one is given."""
         whole = torch.empty(self.size, dtype=torch.uint8)
-        content = memoryview(whole.numpy())
+        content = memoryview(whole.numpy().data)
         self.file.seek(record * self.size)
         done = 0
         while done < len(content) and (n := self.file.readinto(content[done:])):

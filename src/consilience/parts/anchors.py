@@ -36,7 +36,7 @@ class Anchors(Part):
     normalise: bool = option(True, "l2: normalise features and anchors first, as in the paper's experiments")
     l2_reduction: str = option("mean", "l2: mean over entries (release) or sum (eq. 3)", choices=("mean", "sum"))
     lite: bool = option(False, "FedFM-Lite: one handshake a round")
-    every: int = option(1, "lite: models travel every so many rounds, anchors always", low=1, tune=(1, 2, 5, 10))
+    every: int = option(1, "lite: models travel every so many rounds, anchors always", low=1)
     warm_exchange: bool = option(True, "lite: models travel in every round before `start`")
 
     name = "anchors"

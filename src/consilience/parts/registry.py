@@ -83,7 +83,7 @@ def load_outside(token: str) -> type[Part]:
         except Exception as error:                        # its own mistakes, or a name no module can have
             raise ConfigError(f"The module {place!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        raise unknown(f"class in {place!r}", name, _parts_of(module))
+        raise unknown(f"class in {place!r}", name, [cls.__name__ for cls in _parts_of(module).values()])
     return check_class(getattr(module, name), f"{place}:{name}")
 
 

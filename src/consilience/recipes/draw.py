@@ -112,12 +112,14 @@ def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """t-SNE of the features, before and after local training; colour and shape tell class and client apart."""
+    shown: set[Path] = set()
     for column in outcome.recipe.columns:
         panels = []
         for e in _with_runs(outcome):
-            if e.cell.column is not column:
-                continue
             run = next(r for r in e.runs.values() if r.stopped is not None)
+            if e.cell.column is not column or run.path in shown:       # rows and columns that differ in scoring share a run
+                continue
+            shown.add(run.path)
             opened = open_run(run.path)
             subject, seed = Subject(opened.federation, opened.data), opened.config.policy.seed
             chosen = choose_samples(opened.data, SAMPLES, seed)

@@ -46,12 +46,12 @@ def essence(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "method": facts.canonical, **({"settings": dict(facts.changed)} if facts.changed else {})}
 
 
-def run_folder(out: Path, values: Mapping[str, Any]) -> Path:
+def run_folder(runs: Path, values: Mapping[str, Any]) -> Path:
     """One folder per run: cells that need the same run share it."""
     whole = essence(values)
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:10]
     method = "".join(ch if ch.isalnum() or ch in "+-_." else "-" for ch in whole["method"])[:60]
-    return out / RUNS / f"{method}-{whole['data'].partition('(')[0]}-{digest}-seed{whole['seed']}"
+    return runs / f"{method}-{whole['data'].partition('(')[0]}-{digest}-seed{whole['seed']}"
 
 
 def stored_run(folder: Path, values: Mapping[str, Any]) -> StoredRun | None:

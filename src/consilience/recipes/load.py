@@ -88,12 +88,12 @@ class _Reader:
         columns = tuple(self.column(n, v) for n, v in _entries(self.own, "columns"))
         rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in _entries(self.own, "rows"))
         drawings = tuple(self.drawing(d) for d in self.own.get("draw", ()))
-        if drawings and all(d.kind == "splits" for d in drawings) and not rows:
-            rows = (Row("split", "split", "fedavg"),)             # pictures of data need no method, but a run's settings say what data
-        if not whole and (not columns or not rows):
+        # pictures of data need no method, but a run's settings say which data
+        lines = rows or ((Row("split", "split", "fedavg"),) if drawings and all(d.kind == "splits" for d in drawings) else ())
+        if not whole and (not columns or not lines):
             raise ConfigError("it has no rows or no columns. Add them, or say why with unavailable = \"…\".")
         also = tuple(Also(_text(a, "title", "also"), _table(a, _ALSO_KEYS, "also").get("score", {})) for a in self.own.get("also", ()))
-        cells = tuple(self.cell(r, c, also, whole) for r in rows for c in columns if not r.only or c.name in r.only)
+        cells = tuple(self.cell(r, c, also, whole) for r in lines for c in columns if not r.only or c.name in r.only)
         self.every_setting_is_used(rows, columns)
         readings = (*self.paper.get("readings", ()), *self.own.get("readings", ()))
         return Recipe(self.name, self.own["title"], self.paper.get("citation", ""), self.kind, rows, columns, cells,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..report.gather import Group, StoredRun
+from ..report.report import write_report
 from ..report.reproduce import command_of, environments
 from ..report.tables import Table
 from ..runs.files import write_bytes, write_json
@@ -25,6 +26,15 @@ def write_outcome(outcome: Outcome, out: str | Path) -> list[Path]:
     write_json(folder / "table.json", outcome.document())
     write_bytes(folder / "result.md", page(outcome).encode())
     return [*written, folder / "table.json", folder / "result.md"]
+
+
+def write_html(outcome: Outcome, out: str | Path) -> Path | None:
+    """One HTML page of all finished runs: curves, clients, splits. None where nothing is finished."""
+    paths = list(dict.fromkeys(r.path for e in outcome.entries for r in e.runs.values() if r.stopped is not None and r.scored))
+    if not paths:
+        return None
+    title = f"{outcome.recipe.name}: {outcome.recipe.title}" + (f" [{outcome.label}]" if outcome.label else "")
+    return write_report(paths, Path(out) / "report.html", title=title)
 
 
 def _text(table: Table, form: str) -> str:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, ConsilienceError
 from ..runs.config import RunConfig
 from ..runs.many import Job, Watcher, run_many
 from .check import missing_data
-from .folders import cell_values, drop_measures, known_measures, run_folder, scaled_rounds, stored_run, take_measures
+from .folders import RUNS, cell_values, drop_measures, known_measures, run_folder, scaled_rounds, stored_run, take_measures
 from .format import Cell, Recipe, Score
 from .outcome import Entry, Outcome
 from .score import value_in, value_of
@@ -77,25 +77,28 @@ def data_in(directory: str | Path | None) -> Iterator[None]:
 
 
 def reproduce(recipe: Recipe, out: str | Path, order: Order | None = None, *, data_dir: str | Path | None = None, jobs: int | None = None,
-              again: bool = False, train: bool = True, watcher: Watcher | None = None, tell: Tell = lambda what: None) -> Outcome:
+              again: bool = False, train: bool = True, runs: str | Path | None = None, watcher: Watcher | None = None,
+              tell: Tell = lambda what: None) -> Outcome:
     """Run what is asked for and is not there yet, score it, and return paper / ours / difference for the whole recipe.
 
-    Cells outside of `order` are reported from what earlier commands have left in `out`. Without `train` nothing is run.
+    Cells outside of `order` are reported from what earlier commands have left. Without `train` nothing is run. `runs` is the folder
+    of the run folders, by default `out`/runs; recipes that share one share the runs they have in common.
     """
+    place = Path(runs) if runs is not None else Path(out) / RUNS
     order = order or Order()
     wanted = recipe.select(order.rows, order.columns)
     with data_in(data_dir):
         if recipe.untrained:
             return Outcome(recipe, [], order.scale, order.seeds_of(recipe), order.command(recipe))
-        failures = _train(recipe, Path(out), order, wanted, jobs, again, watcher) if train else {}
-        _measure(recipe, Path(out), order, wanted, failures, tell)
-        return collect(recipe, out, order, failures)
+        failures = _train(recipe, place, order, wanted, jobs, again, watcher) if train else {}
+        _measure(recipe, place, order, wanted, failures, tell)
+        return collect(recipe, place, order, failures)
 
 
-def _runs(recipe: Recipe, out: Path, order: Order, cell: Cell, seeds: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], Path]]:
+def _runs(recipe: Recipe, place: Path, order: Order, cell: Cell, seeds: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], Path]]:
     for seed in seeds:
         values = cell_values(cell, seed, scale=order.scale, scaled=recipe.scaled, engine=order.engine, device=order.device)
-        yield seed, values, run_folder(out, values)
+        yield seed, values, run_folder(place, values)
 
 
 def obstacle(cell: Cell) -> str | None:
@@ -103,7 +106,7 @@ def obstacle(cell: Cell) -> str | None:
     return cell.unavailable or (missing_data(cell.values) if cell.values is not None else None)
 
 
-def _train(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], jobs: int | None, again: bool,
+def _train(recipe: Recipe, place: Path, order: Order, wanted: Sequence[Cell], jobs: int | None, again: bool,
            watcher: Watcher | None) -> dict[str, str]:
     """Run what is not finished; returns failures by folder. Seeds go first, so that one of everything is there early."""
     work: dict[Path, Job] = {}
@@ -111,7 +114,7 @@ def _train(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], jobs
         for cell in wanted:
             if obstacle(cell):
                 continue
-            for _, values, folder in _runs(recipe, out, order, cell, [seed]):
+            for _, values, folder in _runs(recipe, place, order, cell, [seed]):
                 done = not again and (folder / "done").is_file() and stored_run(folder, values) is not None
                 if folder not in work and not done:
                     work[folder] = Job(f"{cell.row.title}, {cell.column.title}, seed {seed}", RunConfig.make(values), str(folder))
@@ -123,7 +126,7 @@ def _train(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], jobs
     return {folder.name: o for folder, o in zip(work, outcomes) if isinstance(o, str)}
 
 
-def _measure(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], failures: dict[str, str], tell: Tell) -> None:
+def _measure(recipe: Recipe, place: Path, order: Order, wanted: Sequence[Cell], failures: dict[str, str], tell: Tell) -> None:
     """Measures of finished runs that some cell is scored by. A run that cannot be measured is a failure of its cells."""
     needed: dict[Path, list[str]] = {}
     for cell in wanted:
@@ -131,7 +134,7 @@ def _measure(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], fa
         if recipe.drawings:
             texts += [d.measure for d in recipe.drawings if d.measure]
         if texts and not obstacle(cell):
-            for _, _, folder in _runs(recipe, out, order, cell, order.seeds_of(recipe)):
+            for _, _, folder in _runs(recipe, place, order, cell, order.seeds_of(recipe)):
                 if (folder / "done").is_file():
                     needed.setdefault(folder, []).extend(texts)
     for folder, texts in needed.items():
@@ -141,8 +144,8 @@ def _measure(recipe: Recipe, out: Path, order: Order, wanted: Sequence[Cell], fa
             failures[folder.name] = str(error)
 
 
-def collect(recipe: Recipe, out: str | Path, order: Order, failures: dict[str, str] | None = None) -> Outcome:
-    """Every cell of the recipe with what lies in `out`."""
+def collect(recipe: Recipe, place: Path, order: Order, failures: dict[str, str] | None = None) -> Outcome:
+    """Every cell of the recipe with what lies in the folder of runs."""
     failures = failures or {}
     asked = order.seeds_of(recipe)
     entries = []
@@ -151,7 +154,7 @@ def collect(recipe: Recipe, out: str | Path, order: Order, failures: dict[str, s
         full = cell.rounds if cell.values is not None else 0
         entry = Entry(cell, scaled_rounds(full, order.scale) if full else 0, full, unavailable=why)
         seeds = sorted({*asked, *recipe.seeds}) if cell.values is not None else []
-        for seed, values, folder in _runs(recipe, Path(out), order, cell, seeds):
+        for seed, values, folder in _runs(recipe, place, order, cell, seeds):
             _fill(entry, seed, values, folder, asked, failures, order.scale)
         entries.append(entry)
     return Outcome(recipe, entries, order.scale, asked, order.command(recipe))

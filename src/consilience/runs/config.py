@@ -44,7 +44,10 @@ class _RunOnly:
     rounds: int = option(30, "rounds of training", low=1)
     eval_every: int = option(1, "score every so many rounds, and after the last", low=1)
     patience: int = option(0, "stop after so many scorings without a better validation score; 0: never", low=0)
-    engine: str = option("auto", "where steps run", choices=("auto", "sequential"))
+    measure: tuple[str, ...] = option((), "measures taken at every scoring, as in auroc or drift; `consilience measure --list` shows them")
+    track: tuple[str, ...] = option((), "where records go beside the run's folder: tensorboard, mlflow, wandb")
+    engine: str = option("auto", "where steps run: one after another, in processes, or in slots of a GPU",
+                         choices=("auto", "sequential", "workers", "slots"))
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto: cuda where there is one")
 
     def __post_init__(self) -> None:
@@ -53,7 +56,7 @@ class _RunOnly:
 
 _POLICY = {f.name for f in dataclasses.fields(Policy)}
 _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
-_PLACES = ("data_dir",)                     # differ between machines without changing a result
+_PLACES = ("data_dir", "track")             # differ between machines without changing a result
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
 
-def describe_environment(device: torch.device, engine: str) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, Any]:
     return {"python": sys.version.split()[0], "platform": platform.platform(), "packages": {p: _version(p) for p in _PACKAGES},
-            "engine": engine, "device": str(device), "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "device": str(device), "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "threads": torch.get_num_threads(), "cpus": os.cpu_count(), "git": _git_state()}

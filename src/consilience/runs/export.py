@@ -55,10 +55,11 @@ def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: st
     personal = personal_tensors(model)
     beside = to.with_suffix(".personal.safetensors")
     text, sample, vocabulary = _model_text(run)
+    layout = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(run.federation.spec.layout).items()}
     card: dict[str, Any] = {
         "format": FORMAT, "method": fed_name(run), "client": model.client, "which": which, "round": run.federation.round_number,
         "model": {"factory": text, "sample": list(sample), "classes": run.data.classes, "vocabulary": vocabulary,
-                  "taps": run.config.run.taps, "layout": dataclasses.asdict(run.federation.spec.layout)},
+                  "taps": run.config.run.taps, "layout": layout},
         "input": {"shape": list(run.data.x.shape[1:]), "type": str(run.data.x.dtype).removeprefix("torch.")},
         "task": run.data.task, "class_names": run.about.get("class_names") or [], "transform": run.about.get("transform"),
         "state": {"file": to.name, "strict": not replaced, "replaced_by_the_method": replaced, "left_out": left_out},

@@ -76,7 +76,7 @@ class RunFolder:
             with disk("reopen", self.path):
                 (self.path / "done").unlink()      # its newest checkpoint is damaged: make the last rounds again from an older one
         if not self.done:                     # a finished run is only read
-            write_json(self.path / "environment.json", describe_environment(fed.device, "sequential"))
+            self.describe_environment(fed, {})
             self._drop_checkpoints_after(start)
         result.records.extend(self._cut_records(start))
         for record in result.records:
@@ -96,9 +96,14 @@ class RunFolder:
     def _clear(self) -> None:
         with disk("empty", self.path):
             # `done` first, so that half a run never looks finished; `config.json` last, so that the folder stays ours
-            for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "config.json"):
+            for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "measures.json", "tracking",
+                         "config.json"):
                 target = self.path / name
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+    def describe_environment(self, fed: Federation, engine: dict[str, Any]) -> None:
+        """Where the run runs; written again at its end, with what the engine noted."""
+        write_json(self.path / "environment.json", describe_environment(fed.device) | engine)
 
     # ---- records ---------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
     """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
     ear = _Ear(heard)
     try:
-        return run_config(RunConfig.make(flat), out=folder, again=again, listener=ear).document(), ear.warnings
+        return run_config(RunConfig.make(flat), out=folder, again=again, listener=ear, cores=1).document(), ear.warnings
     except ConsilienceError as error:
         return str(error), ear.warnings
     except Exception as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from ..core.population import Population
 from ..core.task import task_named
 from ..data import FederatedData, load
 from ..engines import Sequential
+from ..engines.choose import Choice, choose
+from ..engines.estimate import estimate, refuse_what_cannot_fit, steps_per_round, time_step
 from ..errors import ConfigError
 from ..metrics.accuracy import Scores, score_global, score_model, score_personal
 from ..models import Built, default_for, load_pretrained, make
@@ -29,6 +33,7 @@ class Listener:
     def client_done(self, done: int, of: int) -> None: ...
     def round_done(self, record: dict[str, Any]) -> None: ...
     def warned(self, message: str) -> None: ...
+    def noted(self, message: str) -> None: ...
 
 
 def load_data(config: RunConfig) -> FederatedData:
@@ -87,27 +92,60 @@ def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: st
 
 
 def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Listener | None = None, again: bool = False,
-               data: FederatedData | None = None) -> Result:
-    """Train what a configuration says."""
-    listener = listener or Listener()
+               data: FederatedData | None = None, cores: int | None = None) -> Result:
+    """Train what a configuration says. `cores` bounds what the run may use, where several share the machine."""
+    from .measure import check_measures  # measures read runs, and so import this module
+    from .trackers import make_trackers
     data = data or load_data(config)
     fed = build_federation(config, data)
+    check_measures(fed, data, config.run.measure)
     result = Result({**config.portable(), "weights": fed.policy.weights}, config.stack().canonical,
                     {**data.description, "name": data.name, "classes": data.classes, "clients": data.population,
                      "hash": data.split_hash()}, [], fed, tuple(c.name for c in data.clients))
     folder = RunFolder(out, again=again) if out is not None else None
-    if folder is None:
-        _train(config, data, fed, result, listener, None)
-    else:
-        with folder.locked():
-            if folder.open(result, config):
-                _train(config, data, fed, result, listener, folder)
-        result.measured["folder"] = str(folder.path)
+    if config.run.track and folder is None:
+        raise ConfigError("The 'track' option of the run needs a folder for what it writes: give `out`.")
+    with make_trackers(config.run.track, folder.path if folder else Path(), result.config, also=listener or Listener()) as ear:
+        if folder is None:
+            _train(config, data, fed, result, ear, None, cores)
+        else:
+            with folder.locked():
+                if folder.open(result, config):
+                    _train(config, data, fed, result, ear, folder, cores)
+            result.measured["folder"] = str(folder.path)
     return result
 
 
+@contextmanager
+def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listener: Listener, cores: int | None) -> Iterator[Choice]:
+    """Choose where steps run, say what the run will need, and put threads back afterwards."""
+    threads, step = torch.get_num_threads(), time_step(fed) if fed.device.type == "cpu" else None
+    left = config.run.rounds - fed.round_number
+    choice = choose(config.run.engine, fed, None if step is None else step * steps_per_round(fed) * left, cores=cores)
+    needs = estimate(fed, config.run.rounds, processes=choice.processes, workers=choice.name == "workers", kept=folder is not None,
+                     step_seconds=step)
+    refuse_what_cannot_fit(needs, folder.path if folder else None)
+    listener.noted(f"{choice.name} engine ({choice.why}); {needs.line()}")
+    choice.settle(fed)
+    try:
+        yield choice
+    finally:
+        getattr(fed.engine, "close", lambda: None)()
+        torch.set_num_threads(threads)
+
+
 def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
-           folder: RunFolder | None) -> None:
+           folder: RunFolder | None, cores: int | None) -> None:
+    with _engine(config, fed, folder, listener, cores) as choice:
+        _rounds(config, data, fed, result, listener, folder)
+        result.measured |= choice.record(fed)
+        if folder:
+            folder.describe_environment(fed, choice.record(fed))
+
+
+def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
+            folder: RunFolder | None) -> None:
+    from .measure import measures_of_round
     for message in warnings_of(fed, data):
         listener.warned(message)
     fed.on_client = listener.client_done
@@ -124,6 +162,8 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
         due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
         record |= score_round(fed, data) if due and report.exchanged else {"global": None, "personalised": None, "validation": None}
         record["measured"] = {"seconds": time.perf_counter() - start}
+        if config.run.measure and due and report.exchanged:
+            record["measures"] = measures_of_round(fed, data, config.run.measure, [*result.records, record])
         _keep(result, folder, listener, record)
         if folder:
             folder.keep_best(result, data, record)

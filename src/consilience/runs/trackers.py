@@ -192,6 +192,9 @@ class Trackers(Listener):
     def warned(self, message: str) -> None:
         self.also.warned(message)
 
+    def noted(self, message: str) -> None:
+        self.also.noted(message)
+
     def _tell(self, what: str, *words: Any) -> None:
         for tracker in list(self.trackers):
             try:

@@ -23,7 +23,7 @@ class BindingDb(Source):
 
     Used are rows with a SMILES, one protein chain and a value in the column of `measure`; '<' and '>' before a number are
     dropped; a pair measured more than once has the geometric mean. A pair binds (class 1) when the value is under
-    `threshold`: 30 nM of Kd, as in MolTrans (LfD does not state its rule). Samples carry the groups "drug" and "target".
+    `threshold`: 30 nM of Kd (LfD does not state its rule). Samples carry the groups "drug" and "target".
     """
 
     measure: str = option("Kd", "which constant", choices=("Kd", "Ki", "IC50", "EC50"))

@@ -19,7 +19,7 @@ from .base import Source, Wanted
 class Davis(Source):
     """30,056 drug–kinase pairs, from davis.npz: Y (Kd in nM), smiles, proteins, test_fold; plain arrays.
 
-    A pair binds (class 1) when its Kd is under `threshold` (30 nM, as in MolTrans: about 5 % of the pairs). The published
+    A pair binds (class 1) when its Kd is under `threshold` (30 nM: about 5 % of the pairs). The published
     test fold of DeepDTA is the test set. Samples carry the groups "drug" and "target".
     """
 

@@ -1,0 +1,55 @@
+"""`consilience export`, `predict` and `onboard`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+SOURCE = "synthetic(samples=160, classes=3, clients=4, features=6)"
+RUN = ("run", "dbe", "--data", SOURCE, "--rounds", "2", "--lr", "0.1", "-o", "validation=0.2", "--out", "r")
+
+
+@pytest.fixture
+def run(cli):
+    document = cli(*RUN, "--json").json()
+    return next(iter(document["records"][-1]["personalised"]["per_client"]))
+
+
+def test_export(cli, run, tmp_path):
+    said = cli("export", "r", "-o", "models/m.safetensors").out
+    assert "wrote models/m.safetensors and m.json" in said
+    assert "load_state_dict" in said
+    card = cli("export", "r", "--client", run, "--which", "best", "-o", "p.safetensors", "--json").json()
+    assert card["which"] == "best"
+    assert card == json.loads((tmp_path / "p.json").read_text())
+    assert load_file(tmp_path / "p.personal.safetensors")["prbm/shift"].shape == tuple(card["personal"]["tensors"]["prbm/shift"])
+    assert "nobody" in cli("export", "r", "--client", "nobody", code=2).err
+    assert "'best'" in cli("export", "r", "--which", "bets", code=2).err
+
+
+def test_predict(cli, run, tmp_path):
+    rows = list(csv.DictReader(io.StringIO(cli("predict", "r", "--data", SOURCE, "--client", run).out)))
+    assert len(rows) == 160
+    assert "160 predictions in p.csv" in cli("predict", "r", "--data", SOURCE, "--client", run, "-o", "p.csv").out
+    assert list(csv.DictReader((tmp_path / "p.csv").open())) == rows
+    document = cli("predict", "r", "--data", SOURCE, "--json", "-o", "p.json").json()
+    assert json.loads((tmp_path / "p.json").read_text()) == document
+    assert sum(document["predictions"][0]["probabilities"].values()) == pytest.approx(1)
+    assert ".csv" in cli("predict", "r", "--data", SOURCE, "-o", "p.xls", code=2).err
+    assert "synthetic" in cli("predict", "r", "--data", "syntetic", code=2).err
+
+
+def test_onboard(cli, run, tmp_path):
+    said = cli("onboard", "r", "--data", SOURCE, "--epochs", "2").out
+    assert "accuracy before" in said
+    assert "initial personal tensors (prbm)" in said
+    assert (tmp_path / "personal.safetensors").is_file()
+    document = cli("onboard", "r", "--data", SOURCE.replace(")", ", seed=5)"), "--json").json()
+    assert document["epochs"] == 10
+    assert document["after"]["accuracy"] > document["before"]["accuracy"]
+    assert document["model"]["personal"]["file"] == "personal.personal.safetensors"
+    assert "epochs" in cli("onboard", "r", "--data", SOURCE, "--epochs", "0", code=2).err

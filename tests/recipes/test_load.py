@@ -1,0 +1,140 @@
+"""Recipes are read strictly."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.recipes.conftest import TINY
+
+from consilience.errors import ConfigError, ConsilienceError
+from consilience.parts.presets import PRESETS
+from consilience.recipes.load import load_recipe, recipe_names, recipes_folder
+
+ALL = recipe_names()
+
+
+def test_every_file_is_a_recipe_with_an_arabic_number():
+    files = {f"{p.parent.name}/{p.stem}" for p in recipes_folder().glob("*/*.toml") if p.stem != "paper"}
+    assert files == set(ALL)
+    assert all(re.fullmatch(r"[a-z]+/(table|figure)[1-9][0-9]*", name) for name in ALL)
+
+
+def test_the_tables_and_figures_of_the_papers_are_there():
+    assert {f"dbe/table{n}" for n in range(1, 10)} | {f"dbe/figure{n}" for n in range(1, 10)} <= set(ALL)
+    assert {f"lfd/table{n}" for n in range(1, 6)} | {f"lfd/figure{n}" for n in range(1, 6)} <= set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_recipe_loads(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.title
+    assert recipe.citation
+    assert recipe.unavailable or recipe.cells
+    for cell in recipe.cells:
+        assert (cell.values is None) == (cell.unavailable is not None)
+        assert cell.score.sentence()
+        assert not (cell.ours and cell.printed), f"{cell.row.name}, {cell.column.name}: ours, but with a value of the paper"
+    if recipe.kind == "table":
+        printed = [c.printed for c in recipe.cells if c.printed]
+        assert printed, "a table without a single value of the paper"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_row_waits_for_a_method_that_is_there(name):
+    for row in load_recipe(name).rows:
+        assert not (row.unavailable and row.method in PRESETS), f"{row.name} says it cannot be had: {row.unavailable}"
+
+
+def test_names_are_in_order_and_wrong_ones_get_the_nearest():
+    assert ALL.index("dbe/table9") < ALL.index("dbe/figure1") < ALL.index("lfd/table1")
+    with pytest.raises(ConfigError, match="dbe/table5"):
+        load_recipe("dbe/tabel5")
+
+
+def test_row_column_and_cell_settings_meet_in_order(tmp_path):
+    """Column settings reach only the methods that have them; a row has the last word over a column, a cell over a row."""
+    (tmp_path / "paper.toml").write_text(
+        'citation = "A paper"\n[run]\ndata = "digits"\nlr = 0.01\n[columns.a]\ntitle = "from the paper"\nrun = { clients = 3 }\n'
+        '[rows.plain]\nmethod = "fedavg"\n', encoding="utf-8")
+    (tmp_path / "table1.toml").write_text(
+        'title = "t"\n[run]\nbatch = 8\n[columns.a]\nrun = { settings = { "mr.kappa" = 7.0 } }\n[columns.b]\nlike = "a"\nrun = { lr = 0.2 }\n'
+        '[rows.plain]\n[rows.dbe]\nmethod = "fedavg+dbe"\nrun = { lr = 0.3 }\ncells = { b = { run = { lr = 0.4 }, method = "mr" } }\n',
+        encoding="utf-8")
+    recipe = load_recipe(tmp_path / "table1.toml")
+    values = {(c.row.name, c.column.name): c.values for c in recipe.cells}
+    assert recipe.citation == "A paper"
+    assert recipe.columns[0].title == "from the paper"
+    assert values["plain", "a"] == {"data": "digits", "lr": 0.01, "batch": 8, "clients": 3, "settings": {}, "method": "fedavg"}
+    assert values["plain", "b"]["lr"] == 0.2
+    assert values["plain", "b"]["clients"] == 3
+    assert values["dbe", "a"]["settings"] == {"mr.kappa": 7.0}
+    assert values["dbe", "a"]["lr"] == 0.3
+    assert values["dbe", "b"]["lr"] == 0.4
+    assert values["dbe", "b"]["method"] == "mr"
+
+
+WRONG = {
+    "unknown key of the recipe": ("title =", "titel = 1\ntitle =", "has no key 'titel'. Did you mean 'title'"),
+    "unknown key of a row": ('method = "fedavg"\n', 'methd = "x"\nmethod = "fedavg"\n', "has no key 'methd'"),
+    "unknown key of a column": ('title = "accuracy"', 'title = "accuracy"\nwidth = 3', "columns.accuracy has no key 'width'"),
+    "unknown method": ('method = "fedavg"\n', 'method = "fedavgg"\n', "Unknown method 'fedavgg'"),
+    "unknown option of a method": ('"mr.kappa" = 5.0', '"mr.kapa" = 5.0', "no option 'kapa'. Did you mean 'kappa'"),
+    "setting that no row takes": ('"mr.kappa" = 5.0', '"prox.mu" = 5.0', "'prox.mu' belongs to none"),
+    "value out of range": ('"mr.kappa" = 5.0', '"mr.kappa" = -5.0', "must be at least 0"),
+    "unknown setting of the run": ("lr = 0.1", "learning = 0.1", "no option 'learning'"),
+    "unknown data set": ('data = "digits"', 'data = "digit"', "Unknown data source 'digit'"),
+    "unknown split": ("dirichlet(alpha=0.3)", "dirichle(alpha=0.3)", "Unknown split 'dirichle'"),
+    "unknown option of a split": ("dirichlet(alpha=0.3)", "dirichlet(beta=0.3)", "no option 'beta'"),
+    "unknown model": ("lr = 0.1", 'model = "resnet19"', "Unknown model 'resnet19'"),
+    "unknown transform": ("lr = 0.1", 'transform = "crop+flipp"', "Unknown transform 'flipp'"),
+    "seed in run": ("lr = 0.1", "seed = 3", "seeds are the recipe's"),
+    "unknown selection": ('select = "best"', 'select = "bset"', "must be one of last, best"),
+    "unknown measure": ('measure = "forgetting"', 'measure = "forgeting"', "Unknown measure 'forgeting'"),
+    "measure without value": (', value = "present.lp"', "", "needs both 'measure' and 'value'"),
+    "unknown unit": ('unit = ""', 'unit = "m"', "must be one of '%', ''"),
+    "paper's value for no column": ("accuracy = 80", "acuracy = 80", "column in rows.absent.paper: 'acuracy'"),
+    "paper's value in words": ("accuracy = 80", 'accuracy = "about 80"', 'a number, "69.1 ± 0.6"'),
+    "no method": ('method = "fedavg"\n', "", "rows.fedavg has no method"),
+    "bad seeds": ("seeds = 2", "seeds = 0", "seeds must be a number from 1 up"),
+    "values of the paper in a row of ours": ('title = "FedAvg"\n', 'title = "FedAvg"\nours = "why"\n', "marked as ours"),
+    "not TOML": ("[rows.dbe]", "[rows.dbe", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_mistakes_are_refused_when_the_file_is_read(what, tiny):
+    old, new, message = WRONG[what]
+    assert old in TINY
+    tiny.write_text(TINY.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConsilienceError) as error:
+        load_recipe(tiny)
+    assert message in str(error.value)
+    assert "tiny.toml" in str(error.value)
+
+
+def test_printed_values(tiny):
+    cells = {(c.row.name, c.column.name): c for c in load_recipe(tiny).cells}
+    assert (cells["fedavg", "accuracy"].printed.value, cells["fedavg", "accuracy"].printed.spread) == (50.0, 60.0)
+    assert cells["dbe", "kept"].printed.unreadable
+    assert cells["absent", "kept"].printed.value is None
+    assert not cells["absent", "kept"].printed.unreadable
+    assert cells["fedavg", "kept"].printed is None
+
+
+def test_a_row_that_waits_for_a_method_is_unavailable_until_it_comes(tiny):
+    cell = load_recipe(tiny).select(["absent"], ["accuracy"])[0]
+    assert cell.unavailable == "the method nothing_of_this_name is not implemented yet"
+    tiny.write_text(TINY.replace("nothing_of_this_name", "scaffold"), encoding="utf-8")
+    cell = load_recipe(tiny).select(["absent"], ["accuracy"])[0]
+    assert cell.unavailable is None
+    assert cell.values["method"] == "scaffold"
+
+
+def test_unknown_rows_and_columns_of_a_selection(tiny):
+    recipe = load_recipe(tiny)
+    with pytest.raises(ConfigError, match="row of tiny.toml 'fedav'.*'fedavg'"):
+        recipe.select(["fedav"])
+    with pytest.raises(ConfigError, match="column"):
+        recipe.select([], ["kepd"])

@@ -1,0 +1,73 @@
+"""One flat set of names for Python, files and the command line; equal runs have equal names however they are typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from consilience.errors import ConfigError
+from consilience.runs.config import RunConfig, flatten_settings, parse_set, read_config_file
+from consilience.runs.folder import default_folder, safe_name
+
+
+def folder(method: str, settings: dict | None = None, **more) -> str:
+    return default_folder(RunConfig.make({"method": method, "settings": settings or {}, **more})).name
+
+
+def test_the_same_run_has_the_same_folder_however_it_is_typed():
+    assert folder("scaffold+dbe") == folder("dbe+scaffold") == folder("fedavg+dbe+scaffold")
+    assert folder("fedprox(mu=0.1)") == folder("fedprox", {"fedprox.mu": 0.1}) == folder("fedprox", {"prox": {"mu": 0.1}})
+    assert folder("dbe", {"dbe.kappa": 1.0}) == folder("dbe")                       # the default, spelled out
+    assert folder("fedavg", data_dir="here") == folder("fedavg", data_dir="there")
+
+
+def test_different_runs_have_different_folders():
+    names = [folder("fedavg"), folder("fedavg", seed=1), folder("fedavg", rounds=3), folder("fedprox(mu=0.1)"), folder("fedprox(mu=0.2)"),
+             folder("dbe"), folder("dbe", {"dbe.kappa": 5}), folder("dbe", {"dbe.mu": 0.5}), folder("fedavg", data="synthetic")]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_stored_makes_the_same_configuration_again():
+    config = RunConfig.make({"method": "moon+dbe(kappa=5)", "settings": {"moon": {"mu": 2}}, "rounds": 7, "momentum": 0.9, "taps": None})
+    stored = json.loads(json.dumps(config.portable(), default=list))
+    assert stored["method"] == "dbe+moon"
+    assert stored["settings"] == {"mr.kappa": 5.0, "moon.mu": 2.0}
+    again = RunConfig.make(stored)
+    assert again.digest() == config.digest()
+    assert again.stack().parts == config.stack().parts
+
+
+def test_replace_keeps_the_rest():
+    config = RunConfig.make({"method": "dbe", "settings": {"dbe.kappa": 5}, "rounds": 7})
+    other = config.replace(seed=4)
+    assert (other.policy.seed, other.run.rounds, dict(other.settings)) == (4, 7, {"dbe.kappa": 5})
+
+
+def test_settings_may_be_nested():
+    assert flatten_settings({"dbe": {"kappa": 5}, "prox.mu": 1}) == {"dbe.kappa": 5, "prox.mu": 1}
+    with pytest.raises(ConfigError, match="settings"):
+        flatten_settings([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("text", "value"), [("dbe.kappa=5", 5), ("dbe.kappa=1e-3", 0.001), ("dbe.half=false", False), ("a.b=[1, 2]", [1, 2]),
+                                             ("a.b=none", "none"), ("a.b=x y", "x y"), ("a.b=", None)])
+def test_set_reads_values_as_yaml(text, value):
+    assert list(parse_set([text]).values()) == [value]
+
+
+def test_files_must_hold_a_table(tmp_path):
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="table of settings"):
+        read_config_file(tmp_path / "list.json")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config_file(tmp_path / "bytes.toml")
+
+
+def test_client_names_become_file_names_that_do_not_meet():
+    names = ["a", "a/b", "a_b", "a b", ".hidden", "..", "ü", "A"]
+    files = [safe_name(n) for n in names]
+    assert len({f.lower() if f != "A" else f for f in files}) == len(names)
+    assert all("/" not in f and not f.startswith(".") for f in files)
+    assert safe_name("client7") == "client7"

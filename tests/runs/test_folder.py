@@ -1,0 +1,260 @@
+"""A run's folder: what is in it, how it goes on after damage, and who may write to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+import consilience
+from consilience.errors import ConfigError, DataError
+from consilience.runs import folder as folders
+from consilience.runs.files import DiskError, read_tensors, write_tensors
+from consilience.runs.folder import RunFolder, read_records
+from consilience.runs.lock import folder_lock
+from consilience.runs.reload import open_run
+
+
+class Stop(Exception):
+    """A crash, for tests."""
+
+
+def records(folder) -> list[dict]:
+    return [{k: v for k, v in json.loads(line).items() if k != "measured"} for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def models(folder) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for name in ("final", "best") for p in (folder / name).rglob("*.safetensors")}
+
+
+def crash_after(monkeypatch, round_number: int, name: str = "checkpoint") -> None:
+    """The process ends right after `name` was done for this round."""
+    real = getattr(RunFolder, name)
+
+    def call(self, *args, **kwargs):
+        out = real(self, *args, **kwargs)
+        fed = args[0] if name == "checkpoint" else args[0].federation
+        if fed.round_number == round_number:
+            raise Stop
+        return out
+    monkeypatch.setattr(RunFolder, name, call)
+
+
+@pytest.fixture
+def interrupted(tmp_path, tiny, monkeypatch):
+    """A folder of a run of five rounds that ended right after its checkpoint of round 3, with those of rounds 2 and 3 kept."""
+    monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))            # one after every round
+    settings = {**tiny, "rounds": 5, "participation": 0.5}
+    whole = tmp_path / "whole"
+    consilience.run("scaffold+dbe", out=whole, **settings)
+    with monkeypatch.context() as crash, pytest.raises(Stop):
+        crash_after(crash, 3)
+        consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
+    return tmp_path / "r", whole, lambda: consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
+
+
+def test_what_is_in_it(trained):
+    at = trained("dbe")
+    assert {p.name for p in at.iterdir()} == {".lock", "config.json", "environment.json", "records.jsonl", "checkpoints", "final", "best", "done"}
+    config = json.loads((at / "config.json").read_text())
+    assert config["data"]["hash"]
+    assert config["config"]["lr"] == 0.1
+    environment = json.loads((at / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert environment["device"]
+    assert [p.name for p in sorted((at / "checkpoints").iterdir())][-1] == "round-000003"
+    assert len(list((at / "checkpoints").iterdir())) <= 2
+    names = open_run(at).data.clients
+    assert {p.stem for p in (at / "final" / "clients").iterdir()} == {c.name for c in names}
+    assert read_tensors(at / "final" / "clients" / f"{names[0].name}.safetensors").keys() == {"personal/prbm/shift"}
+
+
+def test_equal_runs_are_equal_bytes(trained, tiny, tmp_path):
+    consilience.run("dbe", out=tmp_path / "b", **tiny)
+    assert models(trained("dbe")) == models(tmp_path / "b")
+    assert len(models(tmp_path / "b")) == 2 * (1 + 4)
+
+
+def test_a_run_goes_on_to_the_same_end(interrupted):
+    folder, whole, go_on = interrupted
+    assert [r["round"] for r in records(folder)] == [0, 1, 2, 3]
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
+    assert (folder / "done").read_bytes() == (whole / "done").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda at: (at / "state.safetensors").write_bytes((at / "state.safetensors").read_bytes()[:-7]),
+    lambda at: (at / "state.safetensors").write_bytes(b"\0" * 99),
+    lambda at: (at / "state.json").write_text("{"),
+    lambda at: (at / "state.json").write_text((at / "state.json").read_text().replace('"round_number": 3', '"round_number": 4')),
+    lambda at: (at / "state.json").unlink(),
+    lambda at: (at / "state.safetensors").unlink(),
+    lambda at: (at / "state.json").write_text("[]"),
+], ids=["short", "zeros", "half a JSON", "a changed number", "no JSON", "no tensors", "another JSON"])
+def test_a_damaged_checkpoint_is_passed_over(interrupted, damage):
+    folder, whole, go_on = interrupted
+    damage(folder / "checkpoints" / "round-000003")
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
+
+
+def test_without_any_sound_checkpoint_it_begins_again(interrupted):
+    folder, whole, go_on = interrupted
+    for at in (folder / "checkpoints").iterdir():
+        (at / "state.json").write_text("")
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
+
+
+@pytest.mark.parametrize("tail", ['{"round": 4, "coh', "\0\0\0\0", '{"round": 4}', ""])
+def test_a_torn_last_line_is_dropped(interrupted, tail):
+    folder, whole, go_on = interrupted
+    with open(folder / "records.jsonl", "a") as file:
+        file.write(tail)
+    assert len(read_records(folder / "records.jsonl")) == (5 if tail.endswith("}") else 4)
+    go_on()
+    assert records(folder) == records(whole)
+
+
+def test_damage_among_the_records_is_said(interrupted):
+    folder, _, go_on = interrupted
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    (folder / "records.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    with pytest.raises(DataError, match="damaged in line 2"):
+        go_on()
+
+
+def test_a_finished_run_with_a_damaged_checkpoint_loses_nothing(interrupted):
+    folder, whole, go_on = interrupted
+    go_on()
+    (folder / "checkpoints" / "round-000005" / "state.json").write_text("")
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
+    shutil.rmtree(folder / "checkpoints")
+    before = records(folder)
+    with pytest.raises(DataError, match="--again"):
+        go_on()
+    assert records(folder) == before
+
+
+@pytest.mark.parametrize("moment", ["keep_best", "checkpoint"])
+def test_early_stop_survives(tmp_path, tiny, monkeypatch, moment):
+    """Stopped for want of a better score, and killed before that was written down: no further round is made."""
+    monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))
+    settings = {**tiny, "rounds": 9, "lr": 1e-12, "patience": 2}
+    with monkeypatch.context() as crash, pytest.raises(Stop):
+        crash_after(crash, 3, moment)
+        consilience.run("fedavg", out=tmp_path / "r", **settings)
+    result = consilience.run("fedavg", out=tmp_path / "r", **settings)
+    assert [r["round"] for r in result.records] == [1, 2, 3]
+    assert result.stopped == "no better validation score in 2 scorings"
+    again = consilience.run("fedavg", out=tmp_path / "r", **settings)
+    assert again.stopped == result.stopped
+
+
+def test_best_holds_the_first_of_the_best_rounds(tmp_path, tiny):
+    """The model in best/ scores on validation samples what the record of the best round says."""
+    result = consilience.run("fedavg", out=tmp_path / "r", **tiny | {"rounds": 6})
+    best = result.summary()["best_by_validation"]["round"]
+    stored = read_tensors(tmp_path / "r" / "best" / "global.safetensors")
+    redone = consilience.run("fedavg", **tiny | {"rounds": best})
+    assert all(torch.equal(stored[k], v) for k, v in redone.global_model.items())
+
+
+# ---- who may write -------------------------------------------------------------------------------------------------
+
+def test_two_never_write_one_folder(tmp_path, tiny):
+    with folder_lock(tmp_path / "r"), pytest.raises(ConfigError, match="Another process is writing"):
+        consilience.run("fedavg", out=tmp_path / "r", **tiny)
+    consilience.run("fedavg", out=tmp_path / "r", **tiny)                     # the lock is let go
+
+
+def test_again_leaves_a_folder_of_ours_wherever_it_is_cut(tmp_path, tiny, monkeypatch):
+    """A crash while a folder is emptied: the next --again goes through, and half a run never looks finished."""
+    folder = tmp_path / "r"
+    consilience.run("fedavg", out=folder, **tiny)
+    for step in range(1, 7):
+        calls = 0
+
+        def stop(real, step=step):
+            def call(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == step:
+                    raise Stop
+                return real(*args, **kwargs)
+            return call
+        with monkeypatch.context() as crash, pytest.raises(Stop):
+            crash.setattr(folders.shutil, "rmtree", stop(shutil.rmtree))
+            crash.setattr(folders.Path, "unlink", stop(folders.Path.unlink))
+            consilience.run("fedavg", out=folder, again=True, **tiny)
+        assert step == 1 or not (folder / "done").exists()
+        assert (folder / "config.json").is_file()
+        consilience.run("fedavg", out=folder, again=True, **tiny)
+        assert (folder / "done").is_file()
+
+
+def test_a_crash_while_the_settings_are_written(tmp_path, tiny):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".config.json.draft").write_text("{")
+    consilience.run("fedavg", out=tmp_path / "r", **tiny)
+    assert (tmp_path / "r" / "done").is_file()
+
+
+# ---- the disk ------------------------------------------------------------------------------------------------------
+
+def test_full_disk_stops_with_nothing_lost(interrupted, monkeypatch):
+    """Writing the checkpoint of round 4 fails half-way; what stood before stands, and with room the run ends as it should."""
+    folder, whole, go_on = interrupted
+    real = os.fsync
+    calls = 0
+
+    def full(handle):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle)
+    with monkeypatch.context() as disk, pytest.raises(DiskError, match="No space left on device.*intact") as stopped:
+        disk.setattr(os, "fsync", full)
+        go_on()
+    assert stopped.value.exit_code == 4
+    assert [r["round"] for r in records(folder)][:4] == [0, 1, 2, 3]
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not stop this user")
+def test_read_only_folder(tmp_path, tiny):
+    (tmp_path / "r").mkdir(mode=0o555)
+    with pytest.raises(DiskError, match="Permission denied"):
+        consilience.run("fedavg", out=tmp_path / "r", **tiny)
+
+
+def test_read_only_disk(tmp_path, tiny, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DiskError, match="Read-only file system"):
+        consilience.run("fedavg", out=tmp_path / "r", **tiny)
+
+
+def test_tensors_that_share_memory_are_written(tmp_path):
+    """Clients that never trained hold the same initial tensors."""
+    one = torch.arange(6.0)
+    write_tensors(tmp_path / "t.safetensors", {"a": one, "b": one, "c": one[2:4]})
+    got = read_tensors(tmp_path / "t.safetensors")
+    assert torch.equal(got["a"], one)
+    assert torch.equal(got["b"], one)
+    assert got["c"].tolist() == [2.0, 3.0]

@@ -1,0 +1,138 @@
+"""`consilience.run`: what a result holds."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import consilience
+from consilience.data import load
+from consilience.errors import ConfigError
+from consilience.runs.run import Listener
+
+
+def test_records_hold_what_they_promise(tiny):
+    result = consilience.run("scaffold+dbe", **tiny, participation=0.5)
+    assert [r["round"] for r in result.records] == [0, 1, 2, 3]
+    names = {f"client{i}" for i in range(4)} if "client0" in result.names else set(result.names)
+    for record in result.records[1:]:
+        assert set(record) >= {"round", "cohort", "lost", "idle", "exchanged", "loss", "losses", "bytes_up", "bytes_down", "global",
+                               "personalised", "validation", "measured"}
+        assert len(record["cohort"]) == 2
+        assert set(record["losses"]) == set(record["cohort"])
+        assert record["loss"] == pytest.approx(sum(record["losses"].values()) / 2)
+        assert record["bytes_up"] > 0
+        assert record["bytes_down"] > 0
+        assert record["measured"]["seconds"] > 0
+        for scores in (record["global"], record["personalised"]):
+            each = scores["per_client"]
+            assert set(each) == names
+            assert all(0 <= v <= 1 for v in each.values())
+            assert scores["worst"] == min(each.values()) == each[scores["worst_client"]]
+            assert scores["mean"] == pytest.approx(sum(each.values()) / 4)
+            assert scores["scored"] == "after aggregation, before local training"
+            assert math.isfinite(scores["loss"])
+
+
+def test_pooled_accuracy_is_the_share_of_right_samples(tiny):
+    """Counted here by hand: forward passes of the final global model over every client's test rows."""
+    result = consilience.run("fedavg", **tiny)
+    data = load(tiny["data"], validation=0.2)
+    fed = result.federation
+    right = [int((fed.program.network.forward(fed.model, data.x[c.test]).logits.argmax(1) == data.y[c.test]).sum()) for c in data.clients]
+    last = result.records[-1]["global"]
+    assert last["accuracy"] == pytest.approx(sum(right) / sum(len(c.test) for c in data.clients))
+    assert last["per_client"] == {c.name: pytest.approx(r / len(c.test)) for c, r in zip(data.clients, right)}
+    assert result.records[-1]["personalised"] == last               # nothing is personal
+
+
+def test_when_models_are_scored_is_said(tiny):
+    said = lambda method: consilience.run(method, **tiny | {"rounds": 1}).records[-1]["personalised"]["scored"]
+    assert said("local") == "after local training"
+    assert said("ditto") == "after its own local training"
+    assert said("fedbabu") == "after aggregation and fine-tuning"
+
+
+def test_methods_without_a_global_model_say_so(tiny):
+    record = consilience.run("local", **tiny | {"rounds": 1}).records[-1]
+    assert record["global"] is None
+    assert "no global model" in record["no_global_model"]
+
+
+def test_scores_come_every_so_many_rounds_and_at_the_end(tiny):
+    result = consilience.run("fedavg", **tiny | {"rounds": 5, "eval_every": 2})
+    assert [r["round"] for r in result.scored] == [2, 4, 5]
+    assert result.summary()["last"]["round"] == 5
+
+
+def test_a_document_is_json_and_keeps_times_apart(tiny):
+    result = consilience.run("fedavg", **tiny)
+    document = json.loads(json.dumps(result.document(), default=list, allow_nan=False))
+    assert "measured" not in document["records"][0]
+    assert [r["round"] for r in document["measured"]["rounds"]] == [1, 2, 3]
+
+
+def test_summary_labels_the_best_rounds(tiny):
+    result = consilience.run("fedavg", **tiny | {"rounds": 6})
+    summary, scored = result.summary(), result.scored
+    tests = [r["personalised"]["accuracy"] for r in scored]
+    assert summary["best_by_test"]["personalised"]["accuracy"] == max(tests)
+    assert summary["mean_of_best_five"] == pytest.approx(sum(sorted(tests)[-5:]) / 5)
+    best = max(scored, key=lambda r: (r["validation"]["accuracy"], -r["round"]))
+    assert summary["best_by_validation"]["round"] == best["round"]
+    assert summary["bytes_up"] == sum(r["bytes_up"] for r in result.records)
+
+
+def test_models_of_a_result(tiny):
+    result = consilience.run("dbe", **tiny)
+    state = result.global_model
+    assert set(state) == set(result.federation.model["params"]) | set(result.federation.model["buffers"])
+    name = result.names[1]
+    assert torch.equal(result.personal_state(name)["personal/prbm/shift"], result.personal_state(1)["personal/prbm/shift"])
+    assert bool(result.personal_state(name)["personal/prbm/shift"].abs().sum() > 0)
+
+
+def test_data_given_in_python(tiny):
+    data = load(tiny["data"], validation=0.2)
+    given = consilience.run("fedavg", data, **{k: v for k, v in tiny.items() if k != "data"})
+    named = consilience.run("fedavg", **tiny)
+    strip = lambda result: [{k: v for k, v in r.items() if k != "measured"} for r in result.records]
+    assert strip(given) == strip(named)
+
+
+def test_a_listener_hears_everything(tiny):
+    heard: list = []
+
+    class Ear(Listener):
+        def started(self, federation, rounds, done):
+            heard.append(("started", rounds, done))
+
+        def client_done(self, done, of):
+            heard.append(("client", done, of))
+
+        def round_done(self, record):
+            heard.append(("round", record["round"]))
+
+        def warned(self, message):
+            heard.append(("warned", message))
+
+    consilience.run("fedavg", **tiny | {"rounds": 1, "clients": 1}, listener=Ear())
+    assert heard[0] == ("warned", "There is only one client: this is ordinary training, without federation.")
+    assert heard[1:] == [("started", 1, 0), ("client", 1, 1), ("round", 1)]
+
+
+def test_early_stop_on_validation(tiny):
+    """With a vanishing learning rate nothing improves: the first scoring is the best, two more end the run."""
+    result = consilience.run("fedavg", **tiny | {"rounds": 9, "lr": 1e-12, "patience": 2})
+    assert [r["round"] for r in result.records] == [1, 2, 3]
+    assert result.stopped == "no better validation score in 2 scorings"
+
+
+def test_unknown_settings_are_refused_in_python(tiny):
+    with pytest.raises(ConfigError, match="did you mean 'rounds'|Did you mean 'rounds'"):
+        consilience.run("fedavg", round=3)
+    with pytest.raises(ConfigError, match="cuda"):
+        consilience.run("fedavg", **tiny, device="cuda:99" if not torch.cuda.is_available() else "tpu")

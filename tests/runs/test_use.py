@@ -1,0 +1,194 @@
+"""Exported models and predictions: what is written is what was trained."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import consilience
+from consilience import rng
+from consilience.errors import ConfigError, DataError
+from consilience.models import make
+from consilience.runs.export import export, load_exported
+from consilience.runs.reload import open_run
+from consilience.runs.use import open_finished, predict, predictions_csv, served
+
+
+def test_a_plain_state_dict_loads_strictly(trained, tmp_path, monkeypatch):
+    card = export(trained("fedavg"), tmp_path / "m.safetensors")
+    assert card["state"] == {"file": "m.safetensors", "strict": True, "replaced_by_the_method": [], "left_out": []}
+    assert card["personal"] is None
+    assert (card["model"]["factory"], card["model"]["sample"], card["model"]["classes"]) == ("mlp", [6], 3)
+    assert card == json.loads((tmp_path / "m.json").read_text())
+    module = make("mlp", sample=(6,), classes=3, key=rng.key(9)).module
+    module.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
+    run = open_run(trained("fedavg"))
+    for k, v in module.state_dict().items():
+        assert torch.equal(v, {**run.federation.model["params"], **run.federation.model["buffers"]}[k])
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    assert len(card["load"]) == 5
+    exec("\n".join(card["load"]), names)                        # the five lines do what they say
+    x = run.data.x[:7]
+    assert torch.equal(names["module"](x), module.eval()(x))
+
+
+def test_a_clients_model_with_its_personal_tensors(trained, tmp_path):
+    """DBE by hand: logits = head(body(x) + shift), with the shift of the file beside the state dict."""
+    at = trained("dbe")
+    run = open_run(at)
+    name = run.data.clients[2].name
+    card = export(at, tmp_path / "m.safetensors", client=name)
+    assert card["personal"] == {"file": "m.personal.safetensors", "tensors": {"prbm/shift": [run.federation.spec.width]}}
+    module = make("mlp", sample=(6,), classes=3, key=rng.key(0)).module.eval()
+    module.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
+    shift = load_file(tmp_path / "m.personal.safetensors")["prbm/shift"]
+    rows = run.data.clients[2].test
+    x = run.data.x[rows]
+    *body, head = list(module)
+    hidden = x
+    for stage in body:
+        hidden = stage(hidden)
+    loaded = load_exported(tmp_path / "m.safetensors")
+    torch.testing.assert_close(loaded(loaded.prepare(x)), head(hidden + shift))
+    right = (loaded(loaded.prepare(x)).argmax(1) == run.data.y[rows]).double().mean().item()
+    assert right == run.records[-1]["personalised"]["per_client"][name]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dbe", "fedper", "fedbabu", "ditto", "local", "fedfomo", "fedfm", "lfd", "dann", "union"])
+@pytest.mark.parametrize("which", ["final", "best"])
+def test_an_exported_client_model_scores_what_the_record_says(trained, tmp_path, method, which):
+    at = trained(method)
+    run = open_finished(at, which)
+    record = next(r for r in run.records if r["round"] == run.federation.round_number)
+    if which == "best":
+        assert record["validation"]["accuracy"] == max(r["validation"]["accuracy"] for r in run.records if r["validation"])
+    client = run.data.clients[1]
+    card = export(at, tmp_path / "m.safetensors", client=client.name, which=which)
+    assert card["round"] == record["round"]
+    loaded = load_exported(tmp_path / "m.safetensors")
+    logits = loaded(loaded.prepare(run.data.x[client.test]))
+    assert torch.equal(logits, served(run, client.name).logits(run.data.x[client.test]))
+    scores = record["personalised"]["per_client"]
+    assert (logits.argmax(1) == run.data.y[client.test]).double().mean().item() == scores[client.name]
+
+
+def test_a_replaced_head_is_said(trained, tmp_path):
+    card = export(trained("lfd"), tmp_path / "m.safetensors")
+    assert not card["state"]["strict"]
+    assert card["state"]["replaced_by_the_method"] == ["head"]
+    assert "load_exported" in "\n".join(card["load"])
+
+
+def test_what_a_method_attached_is_left_out(trained, tmp_path):
+    card = export(trained("dann"), tmp_path / "m.safetensors")
+    assert card["state"]["strict"]
+    assert all(k.startswith("dann.") for k in card["state"]["left_out"])
+    assert card["state"]["left_out"]
+
+
+def test_equal_exports_are_equal_bytes_and_the_run_is_untouched(trained, tmp_path):
+    at = trained("dbe")
+    before = {p: p.read_bytes() for p in at.rglob("*") if p.is_file()}
+    client = open_run(at).data.clients[0].name
+    for place in ("a", "b"):
+        export(at, tmp_path / place / "m.safetensors", client=client)
+    files = lambda place: {p.name: p.read_bytes() for p in (tmp_path / place).iterdir()}
+    assert files("a") == files("b")
+    assert {p: p.read_bytes() for p in at.rglob("*") if p.is_file()} == before
+
+
+def test_refusals(trained, tmp_path, tiny):
+    to = tmp_path / "m.safetensors"
+    with pytest.raises(ConfigError, match="no global model.*--client"):
+        export(trained("local"), to)
+    with pytest.raises(ConfigError, match="Unknown client"):
+        export(trained("dbe"), to, client="nobody")
+    with pytest.raises(ConfigError, match=r"\.safetensors"):
+        export(trained("dbe"), tmp_path / "m.pt")
+    with pytest.raises(ConfigError, match="final"):
+        export(trained("dbe"), to, which="finl")
+    consilience.run("fedavg", out=tmp_path / "r", **{**tiny, "validation": None, "rounds": 1})
+    with pytest.raises(ConfigError, match="validation"):
+        export(tmp_path / "r", to, which="best")
+    (tmp_path / "r" / "done").unlink()
+    with pytest.raises(ConfigError, match="consilience resume"):
+        export(tmp_path / "r", to)
+    assert not to.exists()
+
+
+def test_onnx(trained, tmp_path):
+    pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+    run = open_run(trained("dbe"))
+    name = run.data.clients[0].name
+    export(trained("dbe"), tmp_path / "m.safetensors", client=name, onnx=tmp_path / "m.onnx")
+    x = run.data.x[:5]                                               # another number of samples than it was traced with
+    got = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"input": x.numpy()})[0]
+    np.testing.assert_allclose(got, served(run, name).logits(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_without_the_package_names_the_extra(trained, tmp_path, monkeypatch):
+    import sys
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"consilience\[onnx\]"):
+        export(trained("fedavg"), tmp_path / "m.safetensors", onnx=tmp_path / "m.onnx")
+
+
+# ---- predictions ---------------------------------------------------------------------------------------------------
+
+def test_predictions_are_the_models(trained, tiny):
+    at = trained("fedavg")
+    document = predict(at, tiny["data"])
+    run = open_run(at)
+    expected = served(run).logits(run.data.x).softmax(1)
+    assert document["samples"] == 160
+    assert document["classes"] == ["0", "1", "2"]
+    got = torch.tensor([list(r["probabilities"].values()) for r in document["predictions"]])
+    torch.testing.assert_close(got, expected)
+    assert [r["class"] for r in document["predictions"]] == [str(i) for i in expected.argmax(1).tolist()]
+    assert document["accuracy"] == (expected.argmax(1) == run.data.y).double().mean().item()
+    rows = list(csv.DictReader(io.StringIO(predictions_csv(document))))
+    assert set(rows[0]) == {"row", "label", "class", "p_0", "p_1", "p_2"}
+    assert len(rows) == 160
+    assert all(float(rows[3][f"p_{i}"]) == pytest.approx(float(expected[3, i]), rel=1e-5) for i in range(3))
+
+
+def test_predictions_for_arrays_and_by_client(trained, tmp_path):
+    run = open_run(trained("dbe"))
+    name = run.data.clients[3].name
+    np.savez(tmp_path / "new.npz", x=run.data.x[:11].numpy(), y=run.data.y[:11].numpy())
+    document = predict(trained("dbe"), f"arrays(path='{tmp_path / 'new.npz'}', classes=3)", client=name)
+    assert [int(r["class"]) for r in document["predictions"]] == served(run, name).logits(run.data.x[:11]).argmax(1).tolist()
+    assert document["client"] == name
+
+
+def test_labels_are_matched_by_name(tmp_path):
+    """Trained on a, b, c; asked about samples called c and d. c is class 2 there and 0 here; d is none of the run's."""
+    draw = np.random.default_rng(0)
+    centre = {"a": 0.0, "b": 5.0, "c": -5.0, "d": 9.0}
+
+    def table(path, labels):
+        lines = ["f,g,label,who"] + [f"{centre[v] + draw.normal() / 9},{draw.normal()},{v},{i % 2}" for i, v in enumerate(labels)]
+        path.write_text("\n".join(lines) + "\n")
+        return f"table(path='{path}', client='who')"
+    consilience.run("fedavg", table(tmp_path / "train.csv", "abc" * 30), out=tmp_path / "r", rounds=20, lr=0.1)
+    document = predict(tmp_path / "r", table(tmp_path / "new.csv", "cd" * 5))
+    assert document["classes"] == ["a", "b", "c"]
+    assert [r["label"] for r in document["predictions"]] == ["c", None] * 5
+    assert [r["class"] for r in document["predictions"]][::2] == ["c"] * 5
+    assert document["accuracy"] == 1.0
+
+
+def test_samples_must_fit(trained, tmp_path):
+    np.savez(tmp_path / "wide.npz", x=np.zeros((9, 7), np.float32), y=np.arange(9) % 3)
+    with pytest.raises(DataError, match=r"\(7,\).*\(6,\)"):
+        predict(trained("fedavg"), f"arrays(path='{tmp_path / 'wide.npz'}')")
+    with pytest.raises(DataError, match="uint8|float32"):
+        predict(trained("fedavg"), "digits")
