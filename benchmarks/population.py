@@ -3,7 +3,7 @@
     python benchmarks/population.py                     # the table, then the largest ratio alone on the last line
     python benchmarks/population.py --sizes 1000 10000 --rounds 10
 
-Each population runs in a process of its own: images of 28×28, 20 a client, mapped from a file on disk; a multilayer perceptron
+Each population runs in a process of its own: images of 28×28, 20 a client, mapped from files on disk; a multilayer perceptron
 of 50,890 parameters, so that a client's variate takes 200 KB; states in a DiskStore; two workers. Time is the median over rounds after
 a warm-up; memory is what the training process and its workers hold resident at the end (Linux: VmRSS, pages of mapped files
 included, and what of it is anonymous). Ratios are against the smallest population.
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -35,14 +37,22 @@ from consilience.parts import parse_stack
 SAMPLES, COHORT, WARM_UP, WORKERS = 20, 50, 5, 2
 
 
-def mapped(path: Path, clients: int) -> torch.Tensor:
-    """Images on disk, written a piece at a time."""
-    block = rng.integers(rng.key(0, "x"), 256, (1000 * SAMPLES, 784)).to(torch.uint8)
+PIECE = 1000 * SAMPLES
+
+
+def mapped(path: Path, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A tensor on disk, written a piece at a time and mapped."""
+    rows = 0
     with open(path, "wb") as file:
-        for _ in range(clients // 1000):
-            file.write(block.numpy().data)
-    n = clients * SAMPLES
-    return torch.from_file(str(path), shared=True, size=n * 784, dtype=torch.uint8).view(n, 1, 28, 28)
+        for piece in pieces:
+            file.write(piece.numpy().data)
+            rows += len(piece)
+    return torch.from_file(str(path), shared=True, size=rows * piece[0].numel(), dtype=piece.dtype).view(rows, *piece.shape[1:])
+
+
+def images(pieces: int) -> Iterator[torch.Tensor]:
+    block = rng.integers(rng.key(0, "x"), 256, (PIECE, 1, 28, 28)).to(torch.uint8)
+    return (block for _ in range(pieces))
 
 
 def resident(pids: list[int]) -> tuple[float, float]:
@@ -59,9 +69,11 @@ def one(clients: int, rounds: int, folder: Path) -> dict[str, float]:
     """Rounds on one population."""
     torch.set_num_threads(1)
     start = time.perf_counter()
-    x = mapped(folder / "x.bin", clients)
-    y = rng.integers(rng.key(0, "y"), 10, (len(x),))
-    rows = RowTable(torch.arange(len(x)), torch.arange(0, len(x) + 1, SAMPLES))
+    pieces = clients // 1000
+    x = mapped(folder / "x.bin", images(pieces))
+    y = mapped(folder / "y.bin", (rng.integers(rng.key(0, "y", i), 10, (PIECE,)) for i in range(pieces)))
+    rows = RowTable(mapped(folder / "rows.bin", (torch.arange(i * PIECE, (i + 1) * PIECE) for i in range(pieces))),
+                    torch.arange(0, len(x) + 1, SAMPLES))
     built = make("mlp(hidden=64)", sample=(1, 28, 28), classes=10, key=rng.key(0, "model"))
     written = time.perf_counter()
     fed = Federation(built.module, built.layout, parse_stack("scaffold").method(), Population(x, y, rows, 10, as_float),
@@ -75,19 +87,14 @@ def one(clients: int, rounds: int, folder: Path) -> dict[str, float]:
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - begin)
     workers = [p.process.pid for p in fed.engine.pool.processes]
-    (total, anonymous), (own, _) = resident([_own_pid(), *workers]), resident([_own_pid()])
+    total, anonymous = resident([os.getpid(), *workers])
     begin = time.perf_counter()
     fed.clients.save(folder, "checkpoint")
     out = {"clients": clients, "parameters": parameters, "data": written - start, "build": ready - written,
-           "round": statistics.median(seconds), "resident": total, "anonymous": anonymous, "own": own,
+           "round": statistics.median(seconds), "resident": total, "anonymous": anonymous,
            "checkpoint": time.perf_counter() - begin, "disk": (folder / "states.bin").stat().st_size / 2**20}
     fed.engine.close()
     return out
-
-
-def _own_pid() -> int:
-    import os
-    return os.getpid()
 
 
 def main() -> None:
@@ -113,8 +120,9 @@ def main() -> None:
     for r in results:
         ratio = {k: r[k] / base[k] for k in ("round", "resident", "anonymous")}
         worst = max(worst, ratio["round"], ratio["resident"])
-        print(f"{r['clients']:8.0f}{r['build']:8.2f}s{r['round'] * 1000:8.0f}ms{ratio['round']:7.2f}{r['resident']:9.0f}MiB{ratio['resident']:7.2f}"
-              f"{r['anonymous']:9.0f}MiB{ratio['anonymous']:7.2f}{r['checkpoint'] * 1000:10.0f}ms{r['disk']:7.0f}MiB")
+        print(f"{r['clients']:8.0f}{r['build']:8.2f}s{r['round'] * 1000:8.0f}ms{ratio['round']:7.2f}"
+              f"{r['resident']:9.0f}MiB{ratio['resident']:7.2f}{r['anonymous']:9.0f}MiB{ratio['anonymous']:7.2f}"
+              f"{r['checkpoint'] * 1000:10.0f}ms{r['disk']:7.0f}MiB")
     print(f"{worst:.3f}")
 
 

@@ -14,8 +14,8 @@ from consilience.parts.registry import PARTS
 from consilience.parts.stack import parse_stack
 from consilience.runs.explain import list_methods
 
-WANTED = ("local union fedavg fedavgm fedprox fednova scaffold feddyn fedcm moon fedntd mixup fedsam fedbn groupdro dann fedper fedrep "
-          "fedbabu ditto fedgen fedfomo fedbr lfd fedfm fedfa dbe").split()
+WANTED = ["local", "union", "fedavg", "fedavgm", "fedprox", "fednova", "scaffold", "feddyn", "fedcm", "moon", "fedntd", "mixup", "fedsam",
+          "fedbn", "groupdro", "dann", "fedper", "fedrep", "fedbabu", "ditto", "fedgen", "fedfomo", "fedbr", "lfd", "fedfm", "fedfa", "dbe"]
 STACKS = ("scaffold+dbe", "fedprox+fedfm", "fedavg+mixup+fedbr", "fedfa+mixup", "moon+dbe", "fedgen+dbe", "fedrep+mr")
 IMAGES = ("--data", "synthetic(samples=96, classes=3, clients=3, size=8)", "-o", "last_batch=keep")
 
@@ -83,7 +83,8 @@ def test_explain(cli, method):
 
 def test_explain_as_text(cli):
     said = cli("explain", "scaffold+dbe", *IMAGES, "--model", "digits_cnn", "--set", "dbe.kappa=5").out
-    for words in ("mr.kappa = 5.0", "SCAFFOLD", "hooks", "traffic", "bytes per client", "over parameters that travel and train only", "prbm/shift"):
+    for words in ("mr.kappa = 5.0", "SCAFFOLD", "hooks", "traffic", "bytes per client", "prbm/shift",
+                  "over parameters that travel and train only"):
         assert words in said
     assert "local: " not in said
 
@@ -114,7 +115,8 @@ def test_a_part_from_a_package(cli, tmp_path, monkeypatch, request):
     request.addfinalizer(registry.installed_parts.cache_clear)
     rows = {r["name"]: r for r in cli("methods", "--json").json()}
     assert rows["pull"]["kind"] == "part"
-    document = cli("run", "scaffold+pull", "--data", "synthetic(samples=90, classes=3, clients=3, features=4)", "--rounds", "1", "--json").json()
+    tiny = ("--data", "synthetic(samples=90, classes=3, clients=3, features=4)", "--rounds", "1")
+    document = cli("run", "scaffold+pull", *tiny, "--json").json()
     assert document["method"] == "pull+scaffold"
     taken = EntryPoint("prox", "their_package:Pull", registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [taken])

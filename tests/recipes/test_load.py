@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.recipes.conftest import TINY
+from tiny_recipe import TINY
 
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.parts.presets import PRESETS
@@ -59,7 +59,8 @@ def test_row_column_and_cell_settings_meet_in_order(tmp_path):
         'citation = "A paper"\n[run]\ndata = "digits"\nlr = 0.01\n[columns.a]\ntitle = "from the paper"\nrun = { clients = 3 }\n'
         '[rows.plain]\nmethod = "fedavg"\n', encoding="utf-8")
     (tmp_path / "table1.toml").write_text(
-        'title = "t"\n[run]\nbatch = 8\n[columns.a]\nrun = { settings = { "mr.kappa" = 7.0 } }\n[columns.b]\nlike = "a"\nrun = { lr = 0.2 }\n'
+        'title = "t"\n[run]\nbatch = 8\n[columns.a]\nrun = { settings = { "mr.kappa" = 7.0 } }\n[columns.b]\nlike = "a"\n'
+        'run = { lr = 0.2 }\n'
         '[rows.plain]\n[rows.dbe]\nmethod = "fedavg+dbe"\nrun = { lr = 0.3 }\ncells = { b = { run = { lr = 0.4 }, method = "mr" } }\n',
         encoding="utf-8")
     recipe = load_recipe(tmp_path / "table1.toml")
@@ -134,7 +135,7 @@ def test_a_row_that_waits_for_a_method_is_unavailable_until_it_comes(tiny):
 
 def test_unknown_rows_and_columns_of_a_selection(tiny):
     recipe = load_recipe(tiny)
-    with pytest.raises(ConfigError, match="row of tiny.toml 'fedav'.*'fedavg'"):
+    with pytest.raises(ConfigError, match=r"row of tiny.toml 'fedav'.*'fedavg'"):
         recipe.select(["fedav"])
     with pytest.raises(ConfigError, match="column"):
         recipe.select([], ["kepd"])

@@ -50,8 +50,8 @@ def test_settings_may_be_nested():
         flatten_settings([1])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("text", "value"), [("dbe.kappa=5", 5), ("dbe.kappa=1e-3", 0.001), ("dbe.half=false", False), ("a.b=[1, 2]", [1, 2]),
-                                             ("a.b=none", "none"), ("a.b=x y", "x y"), ("a.b=", None)])
+@pytest.mark.parametrize(("text", "value"), [("dbe.kappa=5", 5), ("dbe.kappa=1e-3", 0.001), ("dbe.half=false", False),
+                                             ("a.b=[1, 2]", [1, 2]), ("a.b=none", "none"), ("a.b=x y", "x y"), ("a.b=", None)])
 def test_set_reads_values_as_yaml(text, value):
     assert list(parse_set([text]).values()) == [value]
 

@@ -51,15 +51,17 @@ def interrupted(tmp_path, tiny, monkeypatch):
     settings = {**tiny, "rounds": 5, "participation": 0.5}
     whole = tmp_path / "whole"
     consilience.run("scaffold+dbe", out=whole, **settings)
-    with monkeypatch.context() as crash, pytest.raises(Stop):
+    with monkeypatch.context() as crash:
         crash_after(crash, 3)
-        consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
+        with pytest.raises(Stop):
+            consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
     return tmp_path / "r", whole, lambda: consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
 
 
 def test_what_is_in_it(trained):
     at = trained("dbe")
-    assert {p.name for p in at.iterdir()} == {".lock", "config.json", "environment.json", "records.jsonl", "checkpoints", "final", "best", "done"}
+    assert {p.name for p in at.iterdir()} == {".lock", "config.json", "environment.json", "records.jsonl", "checkpoints", "final", "best",
+                                              "done"}
     config = json.loads((at / "config.json").read_text())
     assert config["data"]["hash"]
     assert config["config"]["lr"] == 0.1
@@ -151,9 +153,10 @@ def test_early_stop_survives(tmp_path, tiny, monkeypatch, moment):
     """Stopped for want of a better score, and killed before that was written down: no further round is made."""
     monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))
     settings = {**tiny, "rounds": 9, "lr": 1e-12, "patience": 2}
-    with monkeypatch.context() as crash, pytest.raises(Stop):
+    with monkeypatch.context() as crash:
         crash_after(crash, 3, moment)
-        consilience.run("fedavg", out=tmp_path / "r", **settings)
+        with pytest.raises(Stop):
+            consilience.run("fedavg", out=tmp_path / "r", **settings)
     result = consilience.run("fedavg", out=tmp_path / "r", **settings)
     assert [r["round"] for r in result.records] == [1, 2, 3]
     assert result.stopped == "no better validation score in 2 scorings"
@@ -193,10 +196,11 @@ def test_again_leaves_a_folder_of_ours_wherever_it_is_cut(tmp_path, tiny, monkey
                     raise Stop
                 return real(*args, **kwargs)
             return call
-        with monkeypatch.context() as crash, pytest.raises(Stop):
+        with monkeypatch.context() as crash:
             crash.setattr(folders.shutil, "rmtree", stop(shutil.rmtree))
             crash.setattr(folders.Path, "unlink", stop(folders.Path.unlink))
-            consilience.run("fedavg", out=folder, again=True, **tiny)
+            with pytest.raises(Stop):
+                consilience.run("fedavg", out=folder, again=True, **tiny)
         assert step == 1 or not (folder / "done").exists()
         assert (folder / "config.json").is_file()
         consilience.run("fedavg", out=folder, again=True, **tiny)
@@ -225,9 +229,10 @@ def test_full_disk_stops_with_nothing_lost(interrupted, monkeypatch):
             os.ftruncate(handle, os.fstat(handle).st_size // 2)
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(handle)
-    with monkeypatch.context() as disk, pytest.raises(DiskError, match="No space left on device.*intact") as stopped:
+    with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        go_on()
+        with pytest.raises(DiskError, match=r"No space left on device.*intact") as stopped:
+            go_on()
     assert stopped.value.exit_code == 4
     assert [r["round"] for r in records(folder)][:4] == [0, 1, 2, 3]
     go_on()

@@ -106,7 +106,7 @@ def test_equal_exports_are_equal_bytes_and_the_run_is_untouched(trained, tmp_pat
 
 def test_refusals(trained, tmp_path, tiny):
     to = tmp_path / "m.safetensors"
-    with pytest.raises(ConfigError, match="no global model.*--client"):
+    with pytest.raises(ConfigError, match=r"no global model.*--client"):
         export(trained("local"), to)
     with pytest.raises(ConfigError, match="Unknown client"):
         export(trained("dbe"), to, client="nobody")
@@ -190,5 +190,5 @@ def test_samples_must_fit(trained, tmp_path):
     np.savez(tmp_path / "wide.npz", x=np.zeros((9, 7), np.float32), y=np.arange(9) % 3)
     with pytest.raises(DataError, match=r"\(7,\).*\(6,\)"):
         predict(trained("fedavg"), f"arrays(path='{tmp_path / 'wide.npz'}')")
-    with pytest.raises(DataError, match="uint8|float32"):
+    with pytest.raises(DataError, match=r"uint8|float32"):
         predict(trained("fedavg"), "digits")

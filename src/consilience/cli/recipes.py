@@ -23,11 +23,12 @@ from .train import RunsProgress
 
 def _facts(recipe: Recipe) -> dict[str, Any]:
     cells = [c for c in recipe.cells if c.unavailable is None]
-    absent = {c.values.get("data", "digits").partition("(")[0] for c in cells if c.values is not None and missing_data(c.values)}
-    ready = [c for c in cells if c.values is not None and c.values.get("data", "digits").partition("(")[0] not in absent]
+    needs = [(c.values.get("data", "digits"), c.values.get("proxy")) for c in cells if c.values is not None]
+    absent = {need for need in set(needs) if missing_data({"data": need[0], "proxy": need[1]})}
     return {"name": recipe.name, "title": recipe.title, "rows": [r.name for r in recipe.rows], "columns": [c.name for c in recipe.columns],
-            "cells": len(recipe.cells), "available": len(cells), "ready": len(ready), "seeds": list(recipe.seeds),
-            "data": recipe.data, "data_missing": sorted(absent), "paper": recipe.citation, "unavailable": recipe.unavailable,
+            "cells": len(recipe.cells), "available": len(cells), "ready": sum(need not in absent for need in needs),
+            "seeds": list(recipe.seeds), "data": recipe.data, "data_missing": sorted({d.partition("(")[0] for d, _ in absent}),
+            "paper": recipe.citation, "unavailable": recipe.unavailable,
             "reasons": sorted({c.unavailable for c in recipe.cells if c.unavailable})}
 
 
@@ -83,7 +84,8 @@ def reproduce(name: Annotated[str, typer.Argument(help="A recipe, as in dbe/tabl
               jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
                                                        min=1)] = None,
               again: Annotated[bool, typer.Option("--again", help="Run anew what is finished.")] = False,
-              report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing: table and page of what is there.")] = False,
+              report_only: Annotated[bool, typer.Option("--report-only", help="Train and measure nothing: table and page of what is "
+                                                             "there.")] = False,
               form: Format = "text", as_json: AsJson = False) -> None:
     """Run a paper's table or figure again and print paper, ours and difference. The same command goes on where it was."""
     if form not in FORMATS:

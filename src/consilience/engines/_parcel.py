@@ -109,13 +109,22 @@ class Reader:
         self.folder = folder
         self._maps: dict[str, Tensor] = {}                     # region -> its newest file
         self._names: dict[str, str] = {}
+        self._files: dict[str, mmap.mmap] = {}                 # data that are mapped from files of their own
 
     def read(self, parcel: Parcel, copy: bool) -> Any:
         """The value. Without a copy its tensors are the shared memory itself, and change when the writer writes again."""
         region = parcel.file.rpartition("-")[0]
         if self._names.get(region) != parcel.file:
             self._maps[region], self._names[region] = _map(self.folder / parcel.file), parcel.file
-        return _Unpickler(io.BytesIO(parcel.content), self._maps[region], copy).load()
+        return _Unpickler(io.BytesIO(parcel.content), self._maps[region], copy, self._files).load()
+
+    def let_go(self) -> None:
+        """Give back the pages of mapped data that were looked at. The system has them cached; a process that visits ever
+        more clients should not hold ever more of them.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._files.values():
+                file.madvise(mmap.MADV_DONTNEED)
 
 
 class _Place(NamedTuple):
@@ -181,21 +190,27 @@ def _file_of(tensor: Tensor) -> _File | None:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: Tensor, copy: bool) -> None:
+    def __init__(self, file: io.BytesIO, memory: Tensor, copy: bool, files: dict[str, mmap.mmap]) -> None:
         super().__init__(file)
-        self.memory, self.copy = memory, copy
+        self.memory, self.copy, self.files = memory, copy, files
         self._known: dict[_Place, Tensor] = {}
 
     def persistent_load(self, place: Any) -> Tensor:
         if isinstance(place, _File):
-            whole = torch.from_file(place.path, shared=True, size=place.bytes // place.dtype.itemsize, dtype=place.dtype)
-            return whole.as_strided(place.shape, place.stride, place.offset)
+            return self._from_file(place)
         if place not in self._known:
             tensor = _view(self.memory, place)
             if place.parameter:
                 tensor = nn.Parameter(tensor.clone(), requires_grad=tensor.is_floating_point())
             self._known[place] = tensor.clone() if self.copy and not place.parameter else tensor
         return self._known[place]
+
+    def _from_file(self, place: _File) -> Tensor:
+        if place.path not in self.files:
+            with open(place.path, "rb") as file:               # nothing is ever written through it
+                self.files[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        whole = torch.frombuffer(self.files[place.path], dtype=place.dtype, count=place.bytes // place.dtype.itemsize)
+        return whole.as_strided(place.shape, place.stride, place.offset)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import ConfigError, ConsilienceError
 from ._parcel import MAIN, Reader, Region, shared_folder
-from ._worker import IN_A_WORKER, receive, send
+from ._wire import IN_A_WORKER, receive, send
 
 AHEAD = 2               # tasks a worker holds: one at work, one waiting, so that it never waits for us
 MOST_ATTEMPTS = 10      # a task that has ended so many workers will end the next one as well
@@ -211,10 +211,11 @@ class Pool:
             if unstarted >= 3:
                 raise WorkerError(f"Worker processes end before they are ready (exit status {worker.process.returncode}); what they "
                                   "printed stands above. Use engine=sequential to train in this process.")
-        for ticket in reversed(worker.tickets):
-            attempts[ticket] += 1
-            waiting.appendleft(ticket)
-            if attempts[ticket] >= MOST_ATTEMPTS:
+        waiting.extendleft(reversed(worker.tickets))
+        if worker.tickets:
+            at_work = worker.tickets[0]
+            attempts[at_work] += 1
+            if attempts[at_work] >= MOST_ATTEMPTS:
                 raise WorkerError(f"One client's work ended {MOST_ATTEMPTS} worker processes (exit status {worker.process.returncode}; "
                                   "−9 is often the system running out of memory). Use fewer workers, or a smaller batch.")
         self.restarts += worker.ready

@@ -13,7 +13,6 @@ import pickle
 import queue
 import shutil
 import signal
-import struct
 import sys
 import threading
 import traceback
@@ -26,26 +25,8 @@ from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.store import MemoryStore
 from ._parcel import Reader, Region
+from ._wire import receive, send
 from .sequential import Sequential
-
-IN_A_WORKER = "CONSILIENCE_WORKER"
-_LENGTH = struct.Struct("<Q")
-
-
-def send(pipe: BinaryIO, message: Any) -> None:
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.write(_LENGTH.pack(len(content)) + content)
-    pipe.flush()
-
-
-def receive(pipe: BinaryIO) -> Any:
-    """The next message, or None when the other side is gone."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    length, = _LENGTH.unpack(head)
-    content = pipe.read(length)
-    return pickle.loads(content) if len(content) == length else None
 
 
 class _Guest(MemoryStore):
@@ -83,7 +64,9 @@ class Worker:
         assert isinstance(self.fed.clients, _Guest)
         self.fed.clients.host(number, state or self.fed.clients.fresh)
         with torch.no_grad():
-            return self.out[place].write(self.task(self.fed, number, self.common, given))
+            answer = self.out[place].write(self.task(self.fed, number, self.common, given))
+        self.reader.let_go()
+        return answer
 
 
 def _listen(pipe: BinaryIO, messages: queue.SimpleQueue[Any], folder: Path) -> None:

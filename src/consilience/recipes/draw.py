@@ -21,7 +21,7 @@ from ..runs.files import write_bytes
 from ..runs.reload import open_run
 from ..runs.run import load_data
 from .folders import known_measures
-from .format import Cell, Drawing
+from .format import Column, Drawing
 from .outcome import Entry, Outcome
 from .run import data_in, obstacle
 from .svg import Line, Points, draw_grid, draw_lines, draw_points
@@ -51,24 +51,25 @@ def draw(outcome: Outcome, out: str | Path, *, data_dir: str | Path | None = Non
 Pictures = Iterator[tuple[str, str]]
 
 
-def _with_runs(outcome: Outcome) -> list[Entry]:
-    return [e for e in outcome.entries if any(r.stopped is not None for r in e.runs.values())]
-
-
-def _groups(outcome: Outcome, column: str) -> list[Group]:
-    """Finished runs of a column, a group per row."""
-    return [Group(e.cell.row.title, tuple(r for r in e.runs.values() if r.stopped is not None)) for e in _with_runs(outcome)
-            if e.cell.column.name == column]
+def _columns(outcome: Outcome) -> Iterator[tuple[Column, list[tuple[Entry, Group]]]]:
+    """Columns with their finished runs, a group of seeds per row. Rows and columns that differ in scoring alone come once."""
+    shown: set[Path] = set()
+    for column in outcome.recipe.columns:
+        out = []
+        for e in outcome.entries:
+            runs = tuple(r for r in e.runs.values() if r.stopped is not None)
+            if e.cell.column is column and runs and runs[0].path not in shown:
+                shown.add(runs[0].path)
+                out.append((e, Group(e.cell.row.title, runs)))
+        if out:
+            yield column, out
 
 
 def _curves(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """A score over rounds, mean over seeds."""
-    for column in outcome.recipe.columns:
-        groups = _groups(outcome, column.name)
-        if not groups:
-            continue
+    for column, own in _columns(outcome):
         lines = []
-        drawn = draw_curves(groups)
+        drawn = draw_curves([group for _, group in own])
         label = next((m["label"] for m in drawn["measures"] if m["name"] == drawing.y), drawing.y)
         for group in drawn["groups"]:
             one = group["mean"] if group["mean"] else group["runs"][0]
@@ -97,14 +98,12 @@ def _bars(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """A measure along local training, the first seed of every row."""
-    for column in outcome.recipe.columns:
+    for column, own in _columns(outcome):
         lines = []
-        for e in _with_runs(outcome):
-            if e.cell.column is column:
-                run = next(r for r in e.runs.values() if r.stopped is not None)
-                trace = known_measures(run.path).get(drawing.measure, {}).get("result", {}).get("trace", {})
-                if drawing.y in trace:
-                    lines.append(Line(e.cell.row.title, trace["step"], trace[drawing.y]))
+        for e, group in own:
+            trace = known_measures(group.runs[0].path).get(drawing.measure, {}).get("result", {}).get("trace", {})
+            if drawing.y in trace:
+                lines.append(Line(e.cell.row.title, trace["step"], trace[drawing.y]))
         if lines:
             yield f"{column.name}-{drawing.y}", draw_lines(lines, f"{drawing.title or drawing.measure}, {column.title}{scaled}",
                                                            "local step", drawing.y)
@@ -112,15 +111,10 @@ def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """t-SNE of the features, before and after local training; colour and shape tell class and client apart."""
-    shown: set[Path] = set()
-    for column in outcome.recipe.columns:
+    for column, own in _columns(outcome):
         panels = []
-        for e in _with_runs(outcome):
-            run = next(r for r in e.runs.values() if r.stopped is not None)
-            if e.cell.column is not column or run.path in shown:       # rows and columns that differ in scoring share a run
-                continue
-            shown.add(run.path)
-            opened = open_run(run.path)
+        for e, group in own:
+            opened = open_run(group.runs[0].path)
             subject, seed = Subject(opened.federation, opened.data), opened.config.policy.seed
             chosen = choose_samples(opened.data, SAMPLES, seed)
             kinds = ["global", "personalised"] if drawing.model == "both" and opened.federation.personal else \
@@ -141,13 +135,15 @@ def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 def _splits(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """Samples of every class on every client. Nothing is trained, so nothing is scaled."""
-    first: dict[str, Cell] = {}
-    for cell in outcome.recipe.cells:
-        if why := obstacle(cell):
-            outcome.remarks.append(f"No picture of {cell.column.title}: {why}.")
-        elif cell.values is not None:
-            first.setdefault(cell.column.name, cell)
-    for name, cell in first.items():
+    seen: set[str] = set()
+    for column in outcome.recipe.columns:
+        own = [c for c in outcome.recipe.cells if c.column is column]
+        cell = next((c for c in own if not obstacle(c)), None)
+        if cell is None:
+            outcome.remarks.append(f"No picture of {column.title}: {obstacle(own[0])}.")
+            continue
         data = load_data(RunConfig.make({**(cell.values or {}), "seed": outcome.seeds[0]}))
-        counts = count_labels(data.y, rows_of(data), data.classes).tolist()
-        yield name, draw_grid(counts, f"{drawing.title or outcome.recipe.title}, {cell.column.title}")
+        if data.split_hash() not in seen:
+            seen.add(data.split_hash())
+            counts = count_labels(data.y, rows_of(data), data.classes).tolist()
+            yield column.name, draw_grid(counts, f"{drawing.title or outcome.recipe.title}, {column.title}")

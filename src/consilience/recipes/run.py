@@ -81,8 +81,8 @@ def reproduce(recipe: Recipe, out: str | Path, order: Order | None = None, *, da
               tell: Tell = lambda what: None) -> Outcome:
     """Run what is asked for and is not there yet, score it, and return paper / ours / difference for the whole recipe.
 
-    Cells outside of `order` are reported from what earlier commands have left. Without `train` nothing is run. `runs` is the folder
-    of the run folders, by default `out`/runs; recipes that share one share the runs they have in common.
+    Cells outside of `order` are reported from what earlier commands have left. Without `train` nothing is run or measured.
+    `runs` is the folder of the run folders, by default `out`/runs; recipes that share one share the runs they have in common.
     """
     place = Path(runs) if runs is not None else Path(out) / RUNS
     order = order or Order()
@@ -90,8 +90,10 @@ def reproduce(recipe: Recipe, out: str | Path, order: Order | None = None, *, da
     with data_in(data_dir):
         if recipe.untrained:
             return Outcome(recipe, [], order.scale, order.seeds_of(recipe), order.command(recipe))
-        failures = _train(recipe, place, order, wanted, jobs, again, watcher) if train else {}
-        _measure(recipe, place, order, wanted, failures, tell)
+        failures: dict[str, str] = {}
+        if train:
+            failures = _train(recipe, place, order, wanted, jobs, again, watcher)
+            _measure(recipe, place, order, wanted, failures, tell)
         return collect(recipe, place, order, failures)
 
 

@@ -1,0 +1,5 @@
+"""python -m consilience"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,90 @@
+"""`consilience recipes` and `consilience reproduce`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from tiny_recipe import TINY
+from typer.testing import CliRunner
+
+from consilience.cli.recipes import recipes, reproduce
+from consilience.errors import ConfigError
+from consilience.recipes.load import recipe_names
+
+app = typer.Typer()
+app.command()(recipes)
+app.command()(reproduce)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command; errors come through as they do to `main`."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, code: int = 0):
+        result = CliRunner().invoke(app, list(arguments))
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.stdout
+
+    return call
+
+
+def test_the_list(run):
+    facts = {f["name"]: f for f in json.loads(run("recipes", "--json"))}
+    assert list(facts) == recipe_names()
+    five = facts["dbe/table5"]
+    assert {"dbe", "local", "fedfomo"} <= set(five["rows"])
+    assert five["data"] == ["ag_news", "cifar100", "fashion_mnist", "tiny_imagenet"]
+    assert {"ag_news", "cifar100", "tiny_imagenet"} <= set(five["data_missing"])
+    assert five["ready"] <= five["available"] < five["cells"]
+    assert any("apfl is not implemented yet" in reason for reason in five["reasons"])
+    assert facts["dbe/figure2"]["unavailable"].startswith("an illustration")
+    text = run("recipes")
+    assert "cifar10 (not here)" in text
+    assert all(name in text for name in recipe_names())
+
+
+def test_one_recipe_in_full(run):
+    document = json.loads(run("recipes", "lfd/table2", "--json"))
+    cell = next(c for c in document["cell_list"] if (c["row"], c["column"]) == ("lfd", "cifar10"))
+    assert cell["paper"] == "74.1 ± 0.4"
+    assert cell["run"]["momentum"] == 0.9
+    assert "global test set" in cell["protocol"]
+    assert "lfd_uniform" in run("recipes", "lfd/table2")
+
+
+def test_reproduce_writes_and_prints(run, tiny, tmp_path):
+    out = run("reproduce", str(tiny), "--rows", "fedavg,dbe", "--columns", "accuracy", "--seeds", "1", "--rounds-scale", "0.25",
+              "--jobs", "1", "--format", "csv")
+    lines = out.splitlines()
+    assert lines[0].startswith("column,row,paper,ours,difference")
+    assert len(lines) == 3
+    folder = tmp_path / "reproductions" / "tiny"
+    assert {p.name for p in folder.iterdir()} == {"runs", "table.md", "table.csv", "table.tex", "table.json", "result.md", "report.html"}
+    document = json.loads(run("reproduce", str(tiny), "--seeds", "1", "--rounds-scale", "0.25", "--report-only", "--json"))
+    ours = {(c["row"], c["column"]): c["ours"] for c in document["cells"]}
+    assert ours["fedavg", "accuracy"]["mean"] == pytest.approx(float(lines[1].split(",")[3]), abs=0.005)
+    assert ours["dbe", "kept"] is None                                    # its measure was not asked for by the first command
+    assert document["scaled"] == 0.25
+
+
+def test_failures_end_with_three(run, tiny):
+    tiny.write_text(TINY.replace("clients = 4", "clients = 1").replace('method = "fedavg+dbe"', 'method = "fedfomo"')
+                    .replace('settings = { "mr.kappa" = 5.0 }', ""), encoding="utf-8")
+    run("reproduce", str(tiny), "--rows", "dbe", "--columns", "accuracy", "--seeds", "1", "--rounds-scale", "0.25", "--jobs", "1", code=3)
+
+
+def test_wrong_words_are_refused_before_anything_runs(run, tiny, tmp_path):
+    for arguments, message in ((["--rows", "nobody"], "row of tiny.toml"), (["--columns", "none"], "column of tiny.toml"),
+                               (["--format", "pdf"], "table format"), (["--engine", "warp"], "engine")):
+        with pytest.raises(ConfigError, match=message):
+            run("reproduce", str(tiny), *arguments)
+    assert not (tmp_path / "reproductions").exists()
+    with pytest.raises(ConfigError, match="dbe/table5"):
+        run("reproduce", "dbe/table55")
