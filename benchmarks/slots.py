@@ -109,7 +109,7 @@ def main() -> None:
     out: dict[str, object] = {}
     for name in given.work:
         w = WORK[name]
-        bare = plain(w, 1 if name != "cnn" else 2)
+        bare = plain(w, 1)
         rate, notes = product(w, given.rounds)
         line = {"plain": round(bare), "slots float32": round(rate), "ratio": round(rate / bare, 1)}
         if name != "cnn":

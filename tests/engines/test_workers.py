@@ -17,10 +17,11 @@ import torch
 
 from consilience import rng
 from consilience.core.part import Part
-from consilience.engines import _parcel
+from consilience.engines import Sequential, _parcel
 from consilience.engines._pool import Pool, WorkerError
 from consilience.engines.workers import Workers
 from consilience.errors import ConfigError
+from consilience.metrics.accuracy import score_global, score_model, score_personal
 from consilience.parts import PARTS
 from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
@@ -50,8 +51,9 @@ def test_every_part(name, pool):
     assert snapshot(one)[1] == snapshot(other)[1]                   # bookkeeping of the server and of every client
 
 
-SETTINGS = [{"batchnorm": "local", "optimiser_state": "kept", "momentum": 0.9}, {"dropout": 0.3, "participation": 0.75, "weights": "samples"},
-            {"layout": "channels_last", "last_batch": "keep"}, {"precision": "bfloat16"}, {"optimiser": "adam", "momentum": 0.0, "lr": 0.003}]
+SETTINGS = [{"batchnorm": "local", "optimiser_state": "kept", "momentum": 0.9},
+            {"dropout": 0.3, "participation": 0.75, "weights": "samples"}, {"layout": "channels_last", "last_batch": "keep"},
+            {"precision": "bfloat16"}, {"optimiser": "adam", "momentum": 0.0, "lr": 0.003}]
 
 
 @pytest.mark.parametrize("policy", SETTINGS, ids=lambda p: ",".join(p))
@@ -105,6 +107,19 @@ def test_tasks_for_clients_come_back_in_order(pool):
     out = list(fed.each(double, [3, 0, 1], {"word": "w"}, given))
     assert [o["who"] for o in out] == [(3, "w", True), (0, "w", False), (1, "w", False)]
     assert [o["twice"].tolist() for o in out] == [[6.0, 6.0], [0.0, 0.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("name", ["prox", "ditto", "babu", "bn"])
+def test_scores(name, pool):
+    """The global model in pieces, the clients' own one by one: the same numbers from either engine."""
+    part = trial(PARTS[name])
+    rows, names = [torch.arange(0, 9), torch.arange(20, 20), torch.arange(40, 44), torch.arange(41, 80)], list("abcd")
+    one, other = (run_tiny([part], rounds=1, eval_batch=4, engine=e) for e in (Sequential, Workers.sharing(pool)))
+    assert score_personal(one, rows, names) == score_personal(other, rows, names)
+    assert score_global(one, rows, names) == score_global(other, rows, names)
+    assert score_global(one, rows, names).counts == (9, 0, 4, 39)
+    model = {**one.model, "params": {k: p * 0.5 for k, p in one.model["params"].items()}}
+    assert score_model(other, model, rows, names, "") == score_model(one, model, rows, names, "") != score_global(one, rows, names)
 
 
 def test_longest_clients_first():

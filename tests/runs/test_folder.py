@@ -18,6 +18,8 @@ from consilience.runs.folder import RunFolder, read_records
 from consilience.runs.lock import folder_lock
 from consilience.runs.reload import open_run
 
+TINY = {"data": "synthetic(samples=160, classes=3, clients=4, features=6)", "rounds": 3, "lr": 0.1, "validation": 0.2}
+
 
 class Stop(Exception):
     """A crash, for tests."""
@@ -44,18 +46,26 @@ def crash_after(monkeypatch, round_number: int, name: str = "checkpoint") -> Non
     monkeypatch.setattr(RunFolder, name, call)
 
 
-@pytest.fixture
-def interrupted(tmp_path, tiny, monkeypatch):
-    """A folder of a run of five rounds that ended right after its checkpoint of round 3, with those of rounds 2 and 3 kept."""
-    monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))            # one after every round
-    settings = {**tiny, "rounds": 5, "participation": 0.5}
-    whole = tmp_path / "whole"
-    consilience.run("scaffold+dbe", out=whole, **settings)
-    with monkeypatch.context() as crash:
-        crash_after(crash, 3)
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A run of five rounds, and the same interrupted right after its checkpoint of round 3; those of rounds 2 and 3 are kept."""
+    at, settings = tmp_path_factory.mktemp("once"), {**TINY, "rounds": 5, "participation": 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))            # one after every round
+        consilience.run("scaffold+dbe", out=at / "whole", **settings)
+        crash_after(patch, 3)
         with pytest.raises(Stop):
-            consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
-    return tmp_path / "r", whole, lambda: consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
+            consilience.run("scaffold+dbe", out=at / "r", **settings)
+    return at, settings
+
+
+@pytest.fixture
+def interrupted(once, tmp_path, monkeypatch):
+    """A copy of the interrupted run's folder, the whole one's, and how to go on."""
+    at, settings = once
+    monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))
+    shutil.copytree(at / "r", tmp_path / "r")
+    return tmp_path / "r", at / "whole", lambda: consilience.run("scaffold+dbe", out=tmp_path / "r", **settings)
 
 
 def test_what_is_in_it(trained):
@@ -124,6 +134,17 @@ def test_a_torn_last_line_is_dropped(interrupted, tail):
     assert len(read_records(folder / "records.jsonl")) == (5 if tail.endswith("}") else 4)
     go_on()
     assert records(folder) == records(whole)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_lost_records_are_made_again(interrupted, kept):
+    """A file system that lost more than the last line: the run goes on from a checkpoint that the records reach."""
+    folder, whole, go_on = interrupted
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(lines[:kept]))
+    go_on()
+    assert records(folder) == records(whole)
+    assert models(folder) == models(whole)
 
 
 def test_damage_among_the_records_is_said(interrupted):

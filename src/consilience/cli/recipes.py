@@ -103,8 +103,11 @@ def reproduce(name: Annotated[str, typer.Argument(help="A recipe, as in dbe/tabl
     written = [*write_outcome(outcome, folder), *([report] if report else [])]
     if as_json:
         print_json(outcome.document())
-    else:
+    elif outcome.entries:
         print_table(outcome.table(order.rows, order.columns), form)
+    else:
+        typer.echo("\n".join([f"{recipe.name}: {recipe.title}", *([f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []),
+                              *(str(folder / f) for f in outcome.figures), *outcome.remarks]))
     failed = [f"{e.cell.row.title}, {e.cell.column.title}, seed {seed} {state}" for e in outcome.entries
               for seed, state in e.states.items() if state.startswith("failed")]
     for line in failed:

@@ -104,7 +104,6 @@ class LocalWork:
     def __init__(self, fed: Federation, number: int, state: ClientState, cohort: list[int], download: dict[str, Tree]) -> None:
         self.fed, self.number, self.state, self.cohort, self.download = fed, number, state, cohort, download
         self.schedule = fed.samples.schedule(number, fed.phases)
-        self.index = fed.samples.order(number, fed.round_number, self.schedule)
 
     def _view(self, part: Part, stage: str, received: Model, **more: Any) -> ClientView:
         return ClientView(self.fed, self.number, part, received, self.state, stage, self.cohort, **more)
@@ -116,6 +115,7 @@ class LocalWork:
 
     def load(self, slot: Slot) -> None:
         fed = self.fed
+        index = fed.samples.order(self.number, fed.round_number, self.schedule)      # here, for it may run in another process
         received: Model = fed.received(self.state)
         scratch: Tree = {}
         for part in fed.method.using("receive"):
@@ -127,7 +127,7 @@ class LocalWork:
         homes = self.state.tensors
         slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,
-                  index=self.index, plan=fed.plans(self.number, self.schedule, self.kind),
+                  index=index, plan=fed.plans(self.number, self.schedule, self.kind),
                   **fed.scalars(self.number, self.state, self.kind))
 
     def finish(self, slot: Slot) -> Outcome:

@@ -125,7 +125,7 @@ class Federation:
         local = {k: v for half in self.model.values() for k, v in half.items() if k not in self.spec.shared}
         return {"kept": self._initial("kept"), "personal": self._initial("personal"), "local": tree.clone(local),
                 "previous": tree.clone(self.model) if any(p.previous for p in self.method.parts) else {},
-                "own": tree.clone(self.model) if self.method.using("exchange") else {},
+                "own": tree.clone(self.model) if self.method.skips_exchanges else {},
                 "optimiser": tree.clone(self.still) if self.policy.optimiser_state == "kept" else {}}
 
     def _moving_keys(self) -> list[str]:

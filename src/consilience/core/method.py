@@ -49,6 +49,11 @@ class Method:
         active = {h: self.using(h) for h in TASK_HOOKS} | {h: self.using(h, phase.model) for h in STEP_HOOKS}
         return active if uploads else active | {"track": [], "adversary": [], "before": []}
 
+    @property
+    def skips_exchanges(self) -> bool:
+        """Whether there are rounds after which models do not travel, so that clients go on from their own."""
+        return any(p.skips_exchanges for p in self.parts)
+
     def exchanges(self, round_number: int) -> bool:
         """Whether models travel to the server at the end of this round."""
         return all(p.exchange(round_number) for p in self.using("exchange"))

@@ -109,6 +109,11 @@ class Part:
         return {}
 
     @property
+    def skips_exchanges(self) -> bool:
+        """Whether `exchange` says no to some rounds."""
+        return type(self).exchange is not Part.exchange
+
+    @property
     def traits(self) -> frozenset[str]:
         return frozenset()
 

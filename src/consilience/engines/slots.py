@@ -8,6 +8,7 @@ data that already lie on the GPU, by a step counter on the device.
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections import deque
@@ -144,15 +145,19 @@ class Slots:
             saved = tree.clone(slot.written())
             self.program.begin(slot, phase)
             for _ in range(WARM_UP):
-                slot.counter.zero_()                 # the warm-up must not run past the last row of the order
+                slot.counter.copy_(saved["counter"])     # always the same step: a later one may have another size, or not exist
                 self.program.step(slot, phase, size)
             with torch.no_grad():
                 tree.copy_into(slot.written(), saved)
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
-            for _ in range(steps):
-                self.program.step(slot, phase, size)
+        gc.disable()            # a graph of an earlier engine that dies during the capture would break it
+        try:
+            with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+                for _ in range(steps):
+                    self.program.step(slot, phase, size)
+        finally:
+            gc.enable()
         return graph
 
     def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:

@@ -79,11 +79,32 @@ def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[in
     return Scores(tuple(names), tuple(counts), values or {"accuracy": nothing, "loss": nothing}, scored, extra)
 
 
+PIECE = 4                     # batches that one process scores at a time
+
+
+def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> list[dict[str, Tensor]]:
+    """One number per sample of every measure, batch by batch, for the model given or the global one."""
+    state = fed.client(number)
+    return [per_sample(fed.population.task, fed.look(number, state, model or fed.model, x, False, False).logits, y)
+            for x, y in fed.samples.batches(rows)]
+
+
 def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str) -> Scores:
     """One model, without any client's personal state, on rows of several owners at once."""
     counts = [len(r) for r in rows]
-    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
-    return _scores(_sums(fed, 0, fed.client(0), model, False, torch.cat(list(rows)), owner, len(rows)), names, counts, scored)
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)).to(fed.device)
+    every = torch.cat(list(rows))
+    pieces = every.split(PIECE * fed.policy.eval_batch) if len(every) else ()
+    totals: dict[str, Tensor] = {}
+    start = 0
+    for piece in fed.each(_score_piece, [0] * len(pieces), None if model is fed.model else model, pieces):
+        for batch in piece:
+            size = len(next(iter(batch.values())))
+            for measure, values in batch.items():
+                total = totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64, device=fed.device))
+                total.index_add_(0, owner[start: start + size], values.double())
+            start += size
+    return _scores(totals, names, counts, scored)
 
 
 def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
@@ -107,5 +128,14 @@ def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]
     """Every client's own model on its own rows. Where nothing is personal that is the global model."""
     if not fed.personal:
         return score_global(fed, rows, names)
-    asked = (Asked(i, fed.client(i), *fed.personal_model(i), own, i) for i, own in enumerate(rows) if len(own))
-    return score_each(fed, asked, names, fed.personal_scoring)
+    numbers = [i for i, own in enumerate(rows) if len(own)]
+    totals: dict[str, Tensor] = {}
+    for number, sums in zip(numbers, fed.each(_score_own, numbers, None, [rows[i] for i in numbers])):
+        for measure, total in sums.items():
+            totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64))[number] = float(total)
+    return _scores(totals, names, [len(r) for r in rows], fed.personal_scoring)
+
+
+def _score_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
+    """Sums of a client's own model on its own rows."""
+    return _sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1)

@@ -50,8 +50,12 @@ class Anchors(Part):
     reduce = {"sum": "sum", "count": "sum", "mean": "stack"}
 
     @property
+    def skips_exchanges(self) -> bool:
+        return self.lite and self.every > 1
+
+    @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"models that travel only now and then"}) if self.lite and self.every > 1 else frozenset()
+        return frozenset({"models that travel only now and then"}) if self.skips_exchanges else frozenset()
 
     def exchange(self, round_number: int) -> bool:
         if not self.lite or (self.warm_exchange and round_number <= self.start):

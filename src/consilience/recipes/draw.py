@@ -127,7 +127,7 @@ def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
                     label = [int(c) for _, rows in chosen for c in opened.data.y[rows].tolist()]
                     colour, shape = (label, owner) if drawing.colour == "class" else (owner, label)
                     what = {"global": "without personal tensors", "personalised": "as served"}[kind]
-                    panels.append(Points(f"{e.cell.row.title}, {what}, {training} local training",
+                    panels.append(Points(f"{e.cell.row.title}\n{what}, {training} local training",
                                          [(float(x), float(y)) for x, y in np.asarray(points)], colour, shape))
         if panels:
             yield column.name, draw_points(panels, f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}")

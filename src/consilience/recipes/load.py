@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -214,7 +215,12 @@ class _Reader:
 
 def _score(levels: Sequence[Mapping[str, Any]]) -> Score:
     """The nearer level has the last word."""
-    score = build(Score, {k: v for level in levels for k, v in level.items()}, "the score")
+    return _checked_score(json.dumps({k: v for level in levels for k, v in level.items()}, sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _checked_score(values: str) -> Score:
+    score = build(Score, json.loads(values), "the score")
     if score.measure:
         make_measures([score.measure])
     return score

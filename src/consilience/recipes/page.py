@@ -16,11 +16,11 @@ FILES = {"markdown": "table.md", "csv": "table.csv", "latex": "table.tex"}
 
 
 def write_outcome(outcome: Outcome, out: str | Path) -> list[Path]:
-    """table.md, table.csv, table.tex, table.json and result.md; returns their paths."""
+    """table.md, table.csv, table.tex, table.json and result.md; returns their paths. Pictures of data alone have no table."""
     folder = Path(out)
     table = outcome.table()
     written = []
-    for form, name in FILES.items():
+    for form, name in FILES.items() if outcome.entries else ():
         write_bytes(folder / name, (_text(table, form) + "\n").encode())
         written.append(folder / name)
     write_json(folder / "table.json", outcome.document())

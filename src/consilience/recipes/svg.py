@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Points:
-    """A panel of coloured points in the unit square. `shape` picks one of six marks."""
+    """A panel of coloured points in the unit square, under a title of one or two lines. `shape` picks one of six marks."""
 
     title: str
     at: Sequence[tuple[float, float]]
@@ -101,16 +101,18 @@ def _mark(x: float, y: float, shape: int, colour: str) -> str:
 
 def draw_points(panels: Sequence[Points], title: str) -> str:
     """Panels side by side, four in a row."""
-    side, gap, top = 260.0, 24.0, 56.0
+    side, gap, top, under = 260.0, 24.0, 72.0, 54.0
     parts = [_say(gap, 24, title, 14)]
     for n, panel in enumerate(panels):
-        x0, y0 = gap + (n % 4) * (side + gap), top + (n // 4) * (side + gap + 18)
-        parts += [_say(x0, y0 - 6, panel.title, 12), f'<rect x="{x0}" y="{y0}" width="{side}" height="{side}" fill="none" stroke="#999"/>']
+        x0, y0 = gap + (n % 4) * (side + gap), top + (n // 4) * (side + under)
+        above = panel.title.split("\n")
+        parts += [_say(x0, y0 - 6 - 14 * (len(above) - 1 - i), line, 11) for i, line in enumerate(above)]
+        parts += [f'<rect x="{x0}" y="{y0}" width="{side}" height="{side}" fill="none" stroke="#999"/>']
         shapes = panel.shape or [0] * len(panel.at)
         parts += [_mark(x0 + 8 + x * (side - 16), y0 + 8 + (1 - y) * (side - 16), s, _colour(c))
                   for (x, y), c, s in zip(panel.at, panel.colour, shapes)]
     across = min(len(panels), 4)
-    return _page(gap + across * (side + gap), top + math.ceil(len(panels) / 4) * (side + gap + 18), parts)
+    return _page(gap + across * (side + gap), top + math.ceil(len(panels) / 4) * (side + under), parts)
 
 
 def draw_grid(counts: Sequence[Sequence[int]], title: str, x_label: str = "client", y_label: str = "class") -> str:

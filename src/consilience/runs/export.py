@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import json
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -55,17 +56,17 @@ def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: st
     personal = personal_tensors(model)
     beside = to.with_suffix(".personal.safetensors")
     text, sample, vocabulary = _model_text(run)
-    layout = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(run.federation.spec.layout).items()}
     card: dict[str, Any] = {
         "format": FORMAT, "method": fed_name(run), "client": model.client, "which": which, "round": run.federation.round_number,
         "model": {"factory": text, "sample": list(sample), "classes": run.data.classes, "vocabulary": vocabulary,
-                  "taps": run.config.run.taps, "layout": layout},
+                  "taps": run.config.run.taps, "layout": dataclasses.asdict(run.federation.spec.layout)},
         "input": {"shape": list(run.data.x.shape[1:]), "type": str(run.data.x.dtype).removeprefix("torch.")},
         "task": run.data.task, "class_names": run.about.get("class_names") or [], "transform": run.about.get("transform"),
         "state": {"file": to.name, "strict": not replaced, "replaced_by_the_method": replaced, "left_out": left_out},
         "personal": {"file": beside.name, "tensors": {k: list(t.shape) for k, t in personal.items()}} if personal else None,
         "clients": run.federation.size, "config": {**run.config.portable(), "weights": run.federation.policy.weights}}
     card["load"] = _how_to_load(card, to)
+    card = json.loads(json.dumps(card))              # as it will be read
     write_tensors(to, state)
     if personal:
         write_tensors(beside, personal)
@@ -98,8 +99,8 @@ def _plain_state(base: nn.Module, model: Served) -> tuple[dict[str, Tensor], lis
 def _how_to_load(card: dict[str, Any], to: Path) -> list[str]:
     if not card["state"]["strict"] or card["personal"]:
         return ["from consilience.runs.export import load_exported",
-                f"model = load_exported({to.name!r})          # with what the method changed or keeps for the client",
-                "logits = model(model.prepare(x))             # x: raw samples"]
+                f"model = load_exported({to.name!r})      # with what the method changed or keeps for the client",
+                "logits = model(model.prepare(x))      # x: raw samples"]
     m = card["model"]
     more = "".join(f", {k}={m[k]!r}" for k in ("vocabulary", "taps") if m[k] is not None)
     return ["from safetensors.torch import load_file", "from consilience import rng", "from consilience.models import make",
@@ -146,13 +147,14 @@ def write_onnx(module: ServedModule, x: Tensor, to: Path) -> None:
         import onnx
     except ModuleNotFoundError as error:
         raise ConfigError(f"Writing ONNX needs the package {error.name!r}. Install it with: pip install 'consilience[onnx]'") from None
-    draft, device = io.BytesIO(), module.served.federation.device
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")          # of numbers that are constants on purpose, and of the exporter's age
+    device = module.served.federation.device
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")              # of numbers that are constants on purpose, and of the exporter's age
+        draft = Path(place) / "model.onnx"
+        try:
             torch.onnx.export(module.eval(), (x.to(device),), draft, input_names=["input"], output_names=["logits"], dynamo=False,
                               dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
-    except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
-        raise ConfigError(f"This model cannot be written as ONNX: {str(error).splitlines()[0]}") from error
-    onnx.checker.check_model(onnx.load_from_string(draft.getvalue()))
-    write_bytes(to, draft.getvalue())
+        except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
+            raise ConfigError(f"This model cannot be written as ONNX: {str(error).splitlines()[0]}") from error
+        onnx.checker.check_model(str(draft))
+        write_bytes(to, draft.read_bytes())

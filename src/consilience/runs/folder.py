@@ -71,10 +71,10 @@ class RunFolder:
         else:
             write_json(known, {"method": result.method, "config": result.config, "data": result.data, "places":
                                {"data_dir": config.run.data_dir}})
-        start = self.restore_newest(fed)
+        start = self.restore_newest(fed, self._recorded(fed))
         if self.done and start < read_json(self.path / "done")["summary"]["rounds"]:
             with disk("reopen", self.path):
-                (self.path / "done").unlink()      # its newest checkpoint is damaged: make the last rounds again from an older one
+                (self.path / "done").unlink()      # damaged since: make the last rounds again from an older checkpoint
         if not self.done:                     # a finished run is only read
             self.describe_environment(fed, {})
             self._drop_checkpoints_after(start)
@@ -114,6 +114,16 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def _recorded(self, fed: Federation) -> int:
+        """The last round up to which no record is missing; a later checkpoint would leave a gap."""
+        last = -1 if fed.method.using("prepare") else 0
+        path = self.path / "records.jsonl"
+        for record in read_records(path) if path.is_file() else []:
+            if record["round"] != last + 1:
+                break
+            last += 1
+        return last
+
     def _cut_records(self, last_round: int) -> list[dict[str, Any]]:
         """Records up to the checkpoint. Later rounds will be run again and give the same; a torn last line is dropped."""
         path = self.path / "records.jsonl"
@@ -152,16 +162,18 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("round-*"), reverse=True)
 
     def _drop_checkpoints_after(self, round_number: int) -> None:
-        """Newer ones are damaged; kept, they would push out sound ones."""
+        """Newer ones are damaged or lack records; kept, they would push out sound ones."""
         for folder in self._checkpoints():
             if int(folder.name.removeprefix("round-")) > round_number:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def restore_newest(self, fed: Federation) -> int:
+    def restore_newest(self, fed: Federation, at_most: int | None = None) -> int:
         """Put the newest sound checkpoint into the federation; returns its round, or −1 to start from the beginning."""
         damaged = []
         for folder in self._checkpoints():
             try:
+                if at_most is not None and int(folder.name.removeprefix("round-")) > at_most:
+                    raise DataError(f"The records after round {at_most} are missing.")
                 about = read_json(folder / "state.json")
                 if about["meta_sha256"] != _hash(about["meta"]):
                     raise DataError(f"The file {str(folder / 'state.json')!r} is damaged.")
