@@ -8,7 +8,7 @@ FedAvg, its 4-layer CNN on images of Fashion-MNIST's shape, 20 clients of 400 sa
 on 2,000 samples after each round: 800 client-steps a round. Every framework runs in a process of its own with the same PyTorch (the
 environments see this interpreter's packages; a peer installs only what is missing). A framework's rate is that of its median round
 after the first; start-up is not counted. Turns go round all frameworks. Settings are the best we found on two cores: Flower with one
-actor of one CPU per core, pfl with one process per core under torchrun, or one with a thread per core, fluke (which has no processes
+actor of one CPU per core, pfl with one process per core under torchrun, fluke (which has no processes
 on a CPU) with one thread per core or with one. A peer that cannot be installed or does not run is said so, with its last words.
 """
 
@@ -33,7 +33,7 @@ STEPS = CLIENTS * SAMPLES // BATCH
 HERE, SOURCE = Path(__file__).resolve(), Path(__file__).resolve().parents[1] / "src"
 PACKAGES = {"flower": "flwr[simulation]", "pfl": "pfl", "fluke": "fluke-fl"}
 WAYS = {"consilience": ["workers", "workers, channels_last", "workers, bfloat16 + channels_last"], "flower": ["actors"],
-        "pfl": ["processes", "threads"], "fluke": ["threads", "one thread"]}
+        "pfl": ["processes"], "fluke": ["threads", "one thread"]}
 
 
 # ---- the task --------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def pfl(way: str, cores: int, rounds: int) -> None:
     from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
     from pfl.metrics import Weighted
     from pfl.model.pytorch import PyTorchModel
-    torch.set_num_threads(1 if way == "processes" else cores)
+    torch.set_num_threads(1)
     x, y, built = task()
 
     class Net(torch.nn.Module):

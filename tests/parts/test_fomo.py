@@ -128,7 +128,8 @@ def test_a_fifth_is_held_back_and_never_trained_on():
         assert len(rows.reserved) == size // 5
         assert sorted([*rows.train.tolist(), *rows.reserved.tolist()]) == fed.population.rows[number].tolist()
         work = LocalWork(fed, number, fed.client(number), [number], {})
-        assert not set(work.index.flatten().tolist()) & set(rows.reserved.tolist())
+        order = fed.samples.order(number, fed.round_number, work.schedule)
+        assert not set(order.flatten().tolist()) & set(rows.reserved.tolist())
 
 
 def test_bytes():

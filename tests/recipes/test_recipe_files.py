@@ -36,7 +36,7 @@ def test_every_recipe_loads(name):
         assert (cell.values is None) == (cell.unavailable is not None)
         assert cell.score.sentence()
         assert not (cell.ours and cell.printed), f"{cell.row.name}, {cell.column.name}: ours, but with a value of the paper"
-    if recipe.kind == "table":
+    if recipe.kind == "table" and not recipe.unavailable:
         printed = [c.printed for c in recipe.cells if c.printed]
         assert printed, "a table without a single value of the paper"
 
