@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 CLIENTS, SAMPLES, TEST, BATCH, LR = 20, 400, 2000, 10, 0.005
+LIMIT = 300             # seconds for one framework's turn
 STEPS = CLIENTS * SAMPLES // BATCH
 HERE, SOURCE = Path(__file__).resolve(), Path(__file__).resolve().parents[1] / "src"
 PACKAGES = {"flower": "flwr[simulation]", "pfl": "pfl", "fluke": "fluke-fl"}
@@ -261,9 +262,13 @@ def measure(name: str, way: str, python: Path, cores: int, rounds: int) -> tuple
     if (name, way) == ("pfl", "processes"):
         start += ["-m", "torch.distributed.run", "--nproc_per_node", str(cores)]
     command = [*start, str(HERE), "--framework", name, "--way", way, "--cores", str(cores), "--rounds", str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env={
-        **os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": threads, "RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0",
-        "RAY_USAGE_STATS_ENABLED": "0"})
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    print(f"{name}, {way} …", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT,
+                              env={**os.environ, **quiet, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": threads})
+    except subprocess.TimeoutExpired:
+        return None, f"no end after {LIMIT} s"
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"rounds"')]
     if not lines:
         return None, (done.stderr.strip().splitlines() or ["no word"])[-1]

@@ -136,3 +136,18 @@ def test_unknown_settings_are_refused_in_python(tiny):
         consilience.run("fedavg", round=3)
     with pytest.raises(ConfigError, match="cuda"):
         consilience.run("fedavg", **tiny, device="cuda:99" if not torch.cuda.is_available() else "tpu")
+
+
+def test_clients_held_out_are_scored_but_never_trained_on():
+    result = consilience.run("fedavg", "digits", clients=5, split="iid", rounds=2, hold_out=("client1", "3"), batch=10)
+    assert result.names == ("client0", "client2", "client4")
+    assert set(result.records[-1]["held_out"]["per_client"]) == {"client1", "client3"}
+    assert {name for r in result.records for name in r["cohort"]} == {"client0", "client2", "client4"}
+
+
+def test_a_fraction_of_the_training_samples():
+    whole, part = (consilience.data.load("digits", "iid", 4, train_fraction=f) for f in (None, 0.25))
+    for a, b in zip(whole.clients, part.clients):
+        assert len(b.train) == len(a.train) // 4
+        assert set(b.train.tolist()) < set(a.train.tolist())
+        assert b.test.equal(a.test)

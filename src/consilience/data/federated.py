@@ -47,6 +47,7 @@ class FederatedData:
     test: Tensor = field(default_factory=no_rows)      # rows of a test set that belongs to no client
     transform: Transform = as_float
     description: dict[str, Any] = field(default_factory=dict)   # source, split, shifts; goes into the run's record
+    held_out: tuple[ClientRows, ...] = ()              # clients that are scored but never trained on
     task: str = "classification"                       # or "segmentation": y holds a mask per sample
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class FederatedData:
     def split_hash(self) -> str:
         """A hash of who owns which rows; equal splits have equal hashes on every machine."""
         digest = hashlib.sha256()
-        for client in self.clients:
+        for client in (*self.clients, *self.held_out):
             digest.update(client.name.encode() + b"\0")
             for rows in (client.train, client.val, client.test):
                 digest.update(len(rows).to_bytes(8, "little") + rows.to(torch.int64).numpy().astype("<i8").tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from .dataset import Dataset
 from .federated import ClientRows, FederatedData, no_rows
 from .sources import Source, make
 from .split_file import read_split
+from .splits.fractions import train_fraction as keep_fraction
+from .splits.holdout import hold_out as keep_apart
 from .text import PADDING, CharacterDataset, TextDataset, apply_vocabulary
 
 TESTS = ("clients", "global", "both", "published")
@@ -26,7 +29,8 @@ POOLS = ("train", "all")
 def load(source: str | Source | Dataset, split: str | None = None, clients: int | None = None, seed: int = 0, *,
          shift: str | None = None, train: float | None = None, validation: float | None = None, test: str | None = None,
          pool: str | None = None, data_dir: str | Path | None = None, transform: str | None = None,
-         split_file: str | Path | None = None) -> FederatedData:
+         split_file: str | Path | None = None, train_fraction: float | None = None,
+         hold_out: Sequence[int | str] = ()) -> FederatedData:
     """Read a data set, divide it among clients, and cut each client's rows into train, validation and test.
 
     source      a name such as 'cifar10' or 'folder(path="photos")', a `Source`, or a `Dataset` of your own.
@@ -44,6 +48,8 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
                 "train", except where people are the clients (uci_har).
     transform   what is done to a batch, for example 'crop+flip+normalise'. Without it the source's own, or normalisation
                 where the data set has a mean, or nothing.
+    train_fraction  keep only this fraction of every client's training rows (FedFA's Fig. 2); the other parts stay whole.
+    hold_out    clients, by name or number, that are scored but never trained on (leave-one-client-out, new participants).
     split_file  a file of `save_split`. It replaces split, clients, seed and the parts; a shift it records is applied.
     """
     own, dataset, text = _read(source, data_dir, clients if split is None and split_file is None else None)
@@ -68,9 +74,14 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
         global_test = dataset.official_test if test in ("global", "both") else no_rows()
         about |= {"split": how.text, "clients": len(rows), "seed": seed, "train": train, "validation": validation,
                   "test": test, "pool": pool}
+    if train_fraction is not None:
+        key = rng.key(seed, "data", "train_fraction")
+        rows = [c._replace(train=keep_fraction(c.train, train_fraction, rng.key(key, i))) for i, c in enumerate(rows)]
+        about["train_fraction"] = train_fraction
     x, y, about["shift"] = _shift(dataset, shift, rows, seed)
     if isinstance(dataset, TextDataset):
-        x, about["vocabulary"] = apply_vocabulary(dataset, torch.cat([c.train for c in rows]))
+        known = [c.train for i, c in enumerate(rows) if c.name not in hold_out and i not in hold_out]
+        x, about["vocabulary"] = apply_vocabulary(dataset, torch.cat(known))
     elif isinstance(dataset, CharacterDataset):
         about["vocabulary"] = {"size": dataset.vocabulary, "padding": PADDING, "tokens": x.shape[1]}
     elif x.dtype == torch.int64 and x.dim() == 2:           # tokens that users numbered themselves
@@ -80,6 +91,9 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     about["class_names"] = list(dataset.class_names)
     data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=tuple(rows), test=global_test,
                          transform=batch, description=about, task=dataset.task)
+    if hold_out:
+        data = keep_apart(data, hold_out)[0]
+        about = data.description
     about["hash"] = data.split_hash()
     return data
 

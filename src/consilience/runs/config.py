@@ -34,6 +34,8 @@ class _RunOnly:
     test: str | None = option(None, "what is tested: clients, global, both or published")
     pool: str | None = option(None, "which samples are divided: train, or all")
     transform: str | None = option(None, "what is done to a batch, as in crop+flip+normalise")
+    train_fraction: float | None = option(None, "keep only this fraction of every client's training samples", above=0.0, high=1.0)
+    hold_out: tuple[str, ...] = option((), "clients, by name or number, that are scored but never trained on")
     split_file: str | None = option(None, "a saved split to use instead")
     data_seed: int | None = option(None, "seed of the split; none: the run's seed", low=0)
     data_dir: str | None = option(None, "where data sets lie; none: CONSILIENCE_DATA or a folder of the user's")

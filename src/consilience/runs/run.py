@@ -41,7 +41,8 @@ def load_data(config: RunConfig) -> FederatedData:
     r = config.run
     seed = config.policy.seed if r.data_seed is None else r.data_seed
     return load(r.data, r.split, r.clients, seed, shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
-                data_dir=r.data_dir, transform=r.transform, split_file=r.split_file)
+                data_dir=r.data_dir, transform=r.transform, split_file=r.split_file, train_fraction=r.train_fraction,
+                hold_out=[int(c) if c.isdigit() else c for c in r.hold_out])
 
 
 def choose_device(name: str) -> torch.device:
@@ -215,6 +216,9 @@ def score_round(fed: Federation, data: FederatedData) -> dict[str, Any]:
             out["global"]["accuracy"] = on_test
             if not fed.personal:
                 out["personalised"] = out["global"]
+    if data.held_out and out["global"] is not None:
+        theirs = [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in data.held_out]
+        out["held_out"] = score_global(fed, theirs, [c.name for c in data.held_out]).record()
     valid = [c.val for c in data.clients]
     if any(len(v) for v in valid):
         judged = (both(valid)[1] if fed.personal else both(valid)[0] or both(valid)[1]).record()

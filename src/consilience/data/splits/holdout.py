@@ -30,10 +30,11 @@ def hold_out(data: FederatedData, clients: Sequence[int | str]) -> tuple[Federat
     if len(held) == data.population:
         raise ConfigError(f"All {data.population} clients of {data.name!r} would be held out: none is left to train on.")
     told = {"held_out": [names[i] for i in sorted(held)]}
+    apart = tuple(c for i, c in enumerate(data.clients) if i in held)
 
     def part(wanted: bool, role: str) -> FederatedData:
         return dataclasses.replace(data, clients=tuple(c for i, c in enumerate(data.clients) if (i in held) == wanted),
-                                   description={**data.description, **told, "clients": role})
+                                   held_out=() if wanted else apart, description={**data.description, **told, "clients": role})
 
     return part(False, "trained on"), part(True, "held out")
 
