@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +16,13 @@ from ..data import SOURCES, directory, load, save_split, statistics, verify
 from ..data.download import download as fetch
 from ..data.picture import draw_split
 from ..data.sources import make
+from .output import AsJson, print_json
 
 app = typer.Typer(no_args_is_help=True, help="List, check, fetch and look at data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set, as cifar10 or 'folder(path=\"photos\")'.", show_default=False)]
 DataDir = Annotated[Path | None, typer.Option("--data-dir",
                                                help="Where the files are; else CONSILIENCE_DATA, else a folder of yours.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document and nothing else.")]
 
 
 @app.command("list")
@@ -35,7 +34,7 @@ def list_sources(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         rows.append({"name": name, "title": SOURCES[name].title, "kind": SOURCES[name].kind, "found": place["found"],
                      "folder": place["folder"]})
     if as_json:
-        return _print_json(rows)
+        return print_json(rows)
     table = _table("name", "what", "here")
     for row in rows:
         here = {True: row["folder"] or "always", False: "no", None: "yours: give a path"}[row["found"]]
@@ -55,7 +54,7 @@ def info(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
                 "default_test": source.default_test, "default_pool": source.default_pool, "options": settings, **place,
                 "downloads": [d.url for d in source.downloads], "how_to_get": directory.how_to_get(source)}
     if as_json:
-        return _print_json(document)
+        return print_json(document)
     out = _out()
     out.print(f"[bold]{source.name}[/bold]: {escape(source.title)}\n", highlight=False)
     out.print(escape(_unindent(document["doc"])) + "\n", highlight=False)
@@ -89,7 +88,7 @@ def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None
     held = verify.contents(dataset)
     ok = all(f["verdict"] != "differs" for f in files)
     if as_json:
-        _print_json({"name": source.name, "text": source.text, "ok": ok, "files": files, **held})
+        print_json({"name": source.name, "text": source.text, "ok": ok, "files": files, **held})
     else:
         _print_check(source.text, files, held, dataset.class_names)
     if not ok:
@@ -140,7 +139,7 @@ def show(name: Name,
         save_split(data, save)
     picture = draw_split(data, out, part, data.description["class_names"]) if out else None
     if as_json:
-        return _print_json({"description": data.description, "statistics": numbers,
+        return print_json({"description": data.description, "statistics": numbers,
                             "picture": str(picture) if picture else None,
                             "saved": str(save) if save else None})
     table = _table("client", "train", "validation", "test", "effective classes")
@@ -182,14 +181,10 @@ def download(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> N
         paths = fetch(source, data_dir, report)
     place = verify.where(source, data_dir)
     if as_json:
-        return _print_json({"name": source.name, "files": [str(p) for p in paths], "found": place["found"],
+        return print_json({"name": source.name, "files": [str(p) for p in paths], "found": place["found"],
                             "folder": place["folder"]})
     for path in paths:
         _out().print(escape(str(path)), highlight=False, soft_wrap=True)
-
-
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 def _out() -> Console:

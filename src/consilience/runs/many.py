@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from ..core.federation import Federation
+from ..engines.workers import one_thread
 from ..errors import ConsilienceError
 from .config import RunConfig
 from .files import read_json
@@ -105,7 +105,7 @@ class _Runs:
     def here(self, left: Sequence[int]) -> None:
         for i in left:
             job = self.jobs[i]
-            with _one_thread():
+            with one_thread():       # as in a worker, so that sums are added in the same order with any number of workers
                 self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i)))
 
     def in_processes(self, left: list[int], workers: int) -> None:
@@ -172,17 +172,6 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
         return str(error), ear.warnings
     except Exception as error:
         return f"{type(error).__name__}: {error}", ear.warnings
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in a worker, so that sums are added in the same order with any number of workers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _ROUNDS: list[Any] = []
