@@ -67,6 +67,10 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     frozen = {k for k, p in module.named_parameters() if not p.requires_grad}      # the user froze them: they never train
     given, spec = _describe(module, [layout.features], spec, x)
     given.close()
+    for part in method.parts:
+        if part.needs_vectors and len(spec.shapes[spec.features]) != 1:
+            raise ConfigError(f"{part.name} works on one feature vector and one label per sample, but this model's head receives maps of "
+                              f"shape {spec.shapes[spec.features]}. It cannot be used for segmentation.")
     for part in method.using("build"):
         with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone
             torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))

@@ -95,6 +95,7 @@ class Part:
     scored: ClassVar[str] = ""            # when a client's own model is scored, where it is not right after aggregation
     pools: ClassVar[bool] = False         # train one model on all clients' samples together
     reads_models: ClassVar[bool] = False  # its server hooks look at single clients' models (s.models)
+    needs_vectors: ClassVar[bool] = False # works on one feature vector and one label per sample, not on maps and masks
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
     prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"

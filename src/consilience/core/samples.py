@@ -65,7 +65,10 @@ class Samples:
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples transformed as in evaluation."""
         rows = rows.to(self.device)
-        return self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
+        x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
+        if self.policy.layout == "channels_last" and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x, y.long()                     # masks are stored in bytes
 
     def batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(rows), self.policy.eval_batch):

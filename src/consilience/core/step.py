@@ -202,6 +202,7 @@ class Step:
                                  rng.key(self.key, "transform") if program.random_transform else None)
         if program.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        y = y.long()                              # masks are stored in bytes
         self.batch = Batch(x, y, y)
         self.first = Pass(self, self.model)
         for part, view in self.first.views("batch"):

@@ -40,6 +40,7 @@ class Anchors(Part):
     warm_exchange: bool = option(True, "lite: models travel in every round before `start`")
 
     name = "anchors"
+    needs_vectors = True
     paper = "FedFM (Ye et al., IEEE TSP), eq. 3–5, Alg. 1"
     helps = ("label skew",)
     departs = ("anchors come from this round's clients; the release takes last round's, the same under full participation",

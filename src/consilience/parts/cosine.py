@@ -31,6 +31,7 @@ class Cosine(Part):
     tau: float = option(0.1, "temperature of the logits", above=0.0, tune=(0.05, 0.1, 0.2))
 
     name = "cosine"
+    needs_vectors = True
     paper = "LfD (Kim et al.), eq. 6 and section 4"
     helps = ("label skew",)
     not_neutral = "it replaces the head"

@@ -25,6 +25,7 @@ class Dann(Part):
     hidden: int = option(256, "width of the discriminator's two hidden layers", low=1)
 
     name = "dann"
+    needs_vectors = True
     paper = "DANN (Ganin et al., JMLR 2016), over clients as in FedBR"
     helps = ("feature shift",)
     departs = ("FedBR's release alternates steps, so that half of them do not train the classifier; here every step does both",)

@@ -48,6 +48,7 @@ class Debias(Part):
                           choices=("random", "balanced"))
 
     name = "debias"
+    needs_vectors = True
     paper = "FedBR (Guo et al., ICML 2023), eq. 3–7, Alg. 1–3"
     helps = ("label skew", "feature shift")
     departs = ("temperature=multiply, as the released code and the sweep down to τ₂ = 0 show; divide is eq. 5",

@@ -36,7 +36,7 @@ class Gen(Part):
     hidden: int = option(512, "width of the generator", low=1)
     server_lr: float = option(0.005, "learning rate of the server's Adam", above=0.0)
 
-    name, reads_models, min_batch = "gen", True, 2
+    name, reads_models, min_batch, needs_vectors = "gen", True, 2, True
     paper = "FedGen (Zhu et al., ICML 2021), in the form DBE compares with"
     helps = ("label skew",)
     departs = ("no diversity loss, no latent term, no decay of the weight; those are the official code's",)

@@ -30,7 +30,7 @@ class Moon(Part):
     projection: int = option(0, "width of a projection (linear, ReLU, linear) put before the head; 0 for none, as when the "
                                 "model has a header", low=0)
 
-    name, previous = "moon", True
+    name, previous, needs_vectors = "moon", True, True
     paper = "MOON (Li et al., CVPR 2021), eq. 3"
     helps = ("label skew",)
     departs = ("never-sampled clients have no negative; the release uses a random network",)

@@ -25,6 +25,7 @@ class Ntd(Part):
     tau: float = option(1.0, "temperature", above=0.0)
 
     name = "ntd"
+    needs_vectors = True
     paper = "FedNTD (Lee et al., NeurIPS 2022), eq. 5"
     helps = ("label skew",)
     neutral = {"beta": 0.0}
