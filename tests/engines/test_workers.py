@@ -65,6 +65,19 @@ def test_under_other_policies(policy, pool):
         assert a.stride() == b.stride()                             # layouts survive the journey
 
 
+def test_a_worker_that_comes_later_uses_the_same_kernels():
+    """With one input channel channels_last shows in strides alone; they must outlive aggregation, or a late slot differs."""
+    pool = Pool(1)
+    fed = tiny_federation([Prox()], engine=Workers.sharing(pool), layout="channels_last")
+    before = {k: p.stride() for k, p in fed.model["params"].items()}
+    fed.round()
+    assert {k: p.stride() for k, p in fed.model["params"].items()} == before
+    pool.close()
+    fed.round()
+    pool.close()
+    assert not differences(fed, run_tiny([Prox()], layout="channels_last"))
+
+
 def test_stack_with_everything(pool):
     parts = [trial(PARTS[n]) for n in ("prox", "scaffold", "anchors", "ffa", "prbm", "mr", "moon")]
     assert not differences(run_tiny(parts), run_tiny(parts, engine=Workers.sharing(pool)))

@@ -377,7 +377,8 @@ class Federation:
         floats = {k: b for k, b in buffers.items() if b.is_floating_point()}
         moved = weighted_change(floats, all_buffers, self.shares(ids))      # statistics are averaged by the run's policy
         counters = {k: merge_counters([b[k] for b in all_buffers]) for k in buffers if k not in floats}
-        model = {"params": {**self.model["params"], **{k: w + change[k] for k, w in params.items()}},
+        # `out` keeps the strides: a plain sum forgets channels_last where there is one channel, and the next kernel would be another
+        model = {"params": {**self.model["params"], **{k: torch.add(w, change[k], out=torch.empty_like(w)) for k, w in params.items()}},
                  "buffers": {**self.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}, **counters}}
         if not bool(tree.all_finite(model)):
             names = ", ".join(q.name for q in self.method.using("aggregate")) or "the average"
