@@ -86,7 +86,8 @@ def _print_explanation(d: dict[str, Any]) -> None:
 
 @new_app.command("part")
 def new_part(name: Annotated[str, typer.Argument(help="The part's name: small letters, digits and underscores.", show_default=False)],
-             folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(".")) -> None:
+             folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path("."),
+             as_json: AsJson = False) -> None:
     """Write the short file a part starts from, and its test."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"A part's name has small letters, digits and underscores, and starts with a letter. Got {name!r} instead.")
@@ -100,5 +101,8 @@ def new_part(name: Annotated[str, typer.Argument(help="The part's name: small le
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
+    if as_json:
+        return print_json({"name": name, "class": cls, "files": [str(path) for path in files]})
+    for path in files:
         out().print(f"wrote {path}")
     out().print(f"Try it:   consilience run fedavg+{folder / name}.py:{cls} --rounds 5\nTest it:  pytest {folder / f'test_{name}.py'}")
