@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from . import optimiser
 from .assemble import assemble
 from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
 from .diagnose import find_nonfinite
+from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Work
 from .layout import Layout
 from .method import Method
 from .network import Trace
@@ -27,53 +28,10 @@ from .population import Population
 from .samples import Samples, Schedule
 from .server import ServerView, merge_counters, reduce_uploads, weighted_change
 from .slot import Slot
-from .step import Pass, Program
+from .step import Pass
 from .store import ClientStore, MemoryStore, StoreFactory
 
-
-class Work(Protocol):
-    """What an engine runs: fill a slot, run the schedule's steps, say what came out."""
-
-    number: int
-    kind: str
-    schedule: Schedule
-
-    def load(self, slot: Slot) -> None: ...
-    def finish(self, slot: Slot) -> Any: ...
-
-
-class Engine(Protocol):
-    """Where steps run. Results come in the order of the works."""
-
-    def run(self, works: Iterable[Work]) -> Iterator[Any]: ...
-
-
-ClientTask = Callable[["Federation", int, Any, Any], Any]
-
-
-@runtime_checkable
-class MappingEngine(Protocol):
-    """An engine that can also run a task for each of many clients."""
-
-    def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]: ...
-
-
-class EngineFactory(Protocol):
-    def __call__(self, program: Program, make_slot: Any) -> Engine: ...
-
-
-@dataclass
-class RoundReport:
-    """What a round was, in numbers."""
-
-    number: int
-    cohort: list[int]                      # clients selected
-    lost: list[int] = field(default_factory=list)      # selected, but failed before they uploaded
-    idle: list[int] = field(default_factory=list)      # selected, but made no step
-    exchanged: bool = True                 # models travelled
-    losses: dict[int, float] = field(default_factory=dict)   # client -> mean training loss
-    bytes_up: int = 0
-    bytes_down: int = 0
+__all__ = ["Engine", "EngineFactory", "Federation", "MappingEngine", "RoundReport", "Work"]
 
 
 class Federation:

@@ -1,0 +1,59 @@
+"""What a federation and its engine say to each other, and what a round reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from .samples import Schedule
+from .slot import Slot
+from .step import Program
+
+if TYPE_CHECKING:
+    from .federation import Federation
+
+
+class Work(Protocol):
+    """What an engine runs: fill a slot, run the schedule's steps, say what came out."""
+
+    number: int
+    kind: str
+    schedule: Schedule
+
+    def load(self, slot: Slot) -> None: ...
+    def finish(self, slot: Slot) -> Any: ...
+
+
+class Engine(Protocol):
+    """Where steps run. Results come in the order of the works."""
+
+    def run(self, works: Iterable[Work]) -> Iterator[Any]: ...
+
+
+ClientTask = Callable[["Federation", int, Any, Any], Any]
+
+
+@runtime_checkable
+class MappingEngine(Protocol):
+    """An engine that can also run a task for each of many clients."""
+
+    def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]: ...
+
+
+class EngineFactory(Protocol):
+    def __call__(self, program: Program, make_slot: Any) -> Engine: ...
+
+
+@dataclass
+class RoundReport:
+    """What a round was, in numbers."""
+
+    number: int
+    cohort: list[int]                      # clients selected
+    lost: list[int] = field(default_factory=list)      # selected, but failed before they uploaded
+    idle: list[int] = field(default_factory=list)      # selected, but made no step
+    exchanged: bool = True                 # models travelled
+    losses: dict[int, float] = field(default_factory=dict)   # client -> mean training loss
+    bytes_up: int = 0
+    bytes_down: int = 0
