@@ -84,10 +84,11 @@ def to(tree: Any, device: Any) -> Any:
 
 def all_finite(tree: Any) -> Tensor:
     """One boolean on the device for the whole tree."""
-    floats = [t for t in leaves(tree) if t.is_floating_point()]
+    floats = [t for t in leaves(tree) if t.is_floating_point() and t.numel()]
     if not floats:
         return torch.tensor(True)
-    return torch.stack([t.isfinite().all() for t in floats]).all()
+    # the largest magnitude shows NaN and infinity alike, in one pass and without a copy
+    return torch.stack(torch._foreach_norm(floats, float("inf"))).isfinite().all()
 
 
 def copy_into(target: Any, source: Any) -> None:
