@@ -5,8 +5,9 @@
 
 Both sides run interleaved in one process, on one thread, on the same tensors: DBE's 4-layer CNN on 28×28 images, batch 10. A
 product round includes loading the clients, their steps, what parts keep and upload, and the aggregation; FedAvg's bare loop
-has the steps alone, the other methods' also what they do once a round (FedFM's anchors, SCAFFOLD's variates). Ratios are
-medians over pairs; 1.00 means that the machinery costs nothing.
+has the steps alone; the other methods' loops are the whole method: clients start from the received model, their models are
+averaged, and what the method does once a round is done (FedFM's anchors, SCAFFOLD's variates). Ratios are medians over pairs;
+1.00 means that the machinery costs nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +105,12 @@ def hand_round(method: str) -> Callable[[], None]:
             with torch.no_grad():
                 sums = sum(F.one_hot(data.y[i], 10).float().T @ body(fixed, data.x[i]) for r in data.rows for i in r.split(256))
             anchors.copy_(F.normalize(sums))
+        trained = []
         for rows in data.rows:
+            if method != "fedavg":
+                with torch.no_grad():
+                    for p, q in pairs:
+                        p.copy_(q)
             for index in rows[torch.randperm(len(rows))].reshape(STEPS, BATCH):
                 opt.zero_grad()
                 own.zero_grad()
@@ -119,6 +125,12 @@ def hand_round(method: str) -> Callable[[], None]:
                 with torch.no_grad():
                     new = [c + (q - p) / (STEPS * LR) for c, (p, q) in zip(correction, pairs)]
                     [n - c for n, c in zip(new, correction)]
+            if method != "fedavg":
+                trained.append([p.detach().clone() for p, _ in pairs])
+        if trained:
+            with torch.no_grad():
+                for n, (_, q) in enumerate(pairs):
+                    q.copy_(sum(t[n] for t in trained) / len(trained))
     return whole_round
 
 
