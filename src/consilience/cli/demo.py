@@ -16,7 +16,7 @@ METHODS = ["local", "fedavg", "fedbr", "lfd", "fedfm", "fedfa", "fedavg+dbe"]
 SETTINGS: dict[str, Any] = {"data": "digits", "split": "dirichlet(alpha=0.1)", "clients": 10, "rounds": 15, "lr": 0.1, "batch": 10,
                             "weights": "samples"}
 # The papers' settings were made for other data. These are the best of a small search on the validation samples of another seed
-# (100), equal for all: learning rate 0.01, 0.03 or 0.1, and up to three values of one option. docs/demo.md has the table.
+# (100): learning rate 0.01, 0.03 or 0.1, and up to three values of one option, so budgets differ. docs/demo.md has the table.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "fedbr": {"lr": 0.03, "settings": {"fedbr.lam": 0.1}},
     "lfd": {"lr": 0.03, "settings": {"lfd.tau": 0.2}},
