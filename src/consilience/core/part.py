@@ -122,6 +122,11 @@ class Part:
     def refuses(self) -> Mapping[str, str]:
         return {}
 
+    @property
+    def raw_averages(self) -> str:
+        """Which averages of raw samples leave a client; empty where none do. A federation must allow them explicitly."""
+        return ""
+
     # once, when the method is built
     def require(self, spec: Spec) -> str | None: return None
     def build(self, module: nn.Module, spec: Spec) -> nn.Module: return module

@@ -63,6 +63,14 @@ class Debias(Part):
     def traits(self) -> frozenset[str]:
         return frozenset({"averages of raw samples"}) if self.pseudo == "rsm" else frozenset()
 
+    @property
+    def raw_averages(self) -> str:
+        if self.pseudo != "rsm":
+            return ""
+        when = "before the first round" if self.refresh == "once" else "in every round"
+        what = f"means of {self.group} training inputs of one client" if self.group > 1 else "training inputs of one client as they are"
+        return f"pseudo-data: {what}, sent {when}; the server sees each client's and hands them to all clients"
+
     def require(self, spec: Spec) -> str | None:
         if self.temperature == "divide" and min(self.tau1, self.tau2) == 0:
             return "cannot divide by a temperature of 0. Use temperature=multiply, or τ above 0."
