@@ -135,7 +135,7 @@ def test_a_client_never_visited_occupies_nothing(tmp_path):
     about = store.save(tmp_path, "one")
     with np.load(tmp_path / INDEX) as stored:
         assert len(stored["numbers"]) == 2
-    assert about["record"] == store.record_bytes
+    assert about["file"] == INDEX
 
 
 def test_a_full_disk_undoes_the_round(tmp_path, monkeypatch):

@@ -46,8 +46,7 @@ def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -
             return {k: like(v, f"{prefix}/{k}") for k, v in template.items()}
         return torch.empty_like(template).copy_(tensors[prefix])        # with the template's device and memory layout
     fed.model, fed.shared, fed.server = (like(getattr(fed, home), home) for home in ("model", "shared", "server"))
-    if not fed.clients.keeps_itself:
-        fed.clients.clear()
+    fed.clients.clear()                  # a store that keeps itself is told to go back by whoever has its checkpoint
     for number, numbers in meta["clients"].items():
         fed.clients.put(int(number), ClientState(like(fed.clients.fresh.tensors, f"clients/{number}"), **numbers))
     fed.clients.commit()

@@ -28,8 +28,12 @@ class ClientStore(ABC):
 
     def visited(self) -> Iterator[tuple[int, ClientState]]:
         """Clients that hold something, in the order of their numbers, one at a time."""
-        for number in sorted({*self._numbers(), *self._pending}):
+        for number in self.numbers():
             yield number, self.get(number)
+
+    def numbers(self) -> Iterator[int]:
+        """Their numbers alone; no state is read."""
+        return iter(sorted({*self._numbers(), *self._pending}))
 
     def commit(self) -> None:
         """All that was put since the last commit stays, or, if that fails, none of it."""

@@ -20,7 +20,10 @@ from .store import DiskStore
 
 PROCESS = 300 * 2**20           # a Python process with PyTorch imported
 CHECKPOINTS = 2                 # kept at a time
-STATES_SHARE = 0.25             # of the free memory that clients' states may fill before they go to disk
+STATES_SHARE = 0.25             # of the free memory that clients' states may fill before they go to disk,
+STATES_ROUNDS = 10              # the rounds whose clients' states may stay in memory,
+STATES_SMALL = 64 * 2**20       # the bytes that may in any case,
+STATES_LISTED = 10_000          # and the clients
 PROBE_STEPS = 3
 
 
@@ -102,21 +105,27 @@ def visits(fed: Federation, rounds: int) -> int:
     return min(fed.size, round(fed.size * (1 - (1 - share) ** rounds)) + 1)
 
 
-def choose_store(fed: Federation, rounds: int, folder: Path | None = None) -> StoreFactory:
-    """Memory where all states will fit easily, else a file in the folder (or a temporary one)."""
-    free = available_memory()
-    if free is None or states_bytes(fed, rounds) <= STATES_SHARE * free:
-        return MemoryStore
-    return DiskStore.inside(folder)
+def choose_store(fed: Federation, rounds: int, folder: Path | None = None, asked: str = "auto") -> StoreFactory:
+    """Memory where all states are few, else a file in the folder (or one without a name).
+
+    Few: no more than ten rounds' clients hold, or little in any case, and no large share of the free memory; so memory grows with
+    the clients of a round and not with the population. And no more clients than a checkpoint may list one by one.
+    """
+    states, free = states_bytes(fed, rounds), available_memory()
+    few = max(STATES_SMALL, STATES_ROUNDS * fed.policy.cohort_size(fed.size) * tree.count_bytes(fed.clients.fresh.tensors))
+    fits = states <= few and (free is None or states <= STATES_SHARE * free) and visits(fed, rounds) <= STATES_LISTED
+    return MemoryStore if asked == "memory" or (asked == "auto" and fits) else DiskStore.inside(folder)
 
 
 def states_bytes(fed: Federation, rounds: int) -> int:
     return visits(fed, rounds) * tree.count_bytes(fed.clients.fresh.tensors)
 
 
-def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool = False, kept: bool = False,
+def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool = False, twins: int = 0, kept: bool = False,
              step_seconds: float | None = None) -> Estimate:
-    """For a federation as it stands, before its first round. `kept`: the run has a folder."""
+    """For a federation as it stands, before its first round. `workers`: the processes are on this machine. `twins`: devices that share
+    the clients; on a CPU they share the samples too. `kept`: the run has a folder.
+    """
     model, state = tree.count_bytes(fed.model), tree.count_bytes(fed.clients.fresh.tensors)
     server = model + tree.count_bytes(fed.shared) + tree.count_bytes(fed.server)
     data = _in_memory(fed.population.x, fed.population.y)
@@ -126,6 +135,8 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
               "step": 8 * model + state}
     if workers:
         memory["workers"] = processes * (PROCESS + 12 * model + 6 * state) + data
+    if twins and fed.device.type == "cpu":
+        memory["twins"] = twins * (12 * model + 2 * state)
     if not on_disk:
         memory["states"] = states
     disk: dict[str, int] = {}
@@ -135,7 +146,7 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
         disk["checkpoints"] = (CHECKPOINTS + 1) * (server + (0 if on_disk else states))
         disk["models"] = 2 * (model + (fed.size * state if fed.personal else 0))
     steps = steps_per_round(fed)
-    seconds = None if step_seconds is None else steps * step_seconds / min(processes, cohort)
+    seconds = None if step_seconds is None else steps * step_seconds / min(max(processes, twins), cohort)
     return Estimate(memory, disk, steps, seconds)
 
 

@@ -6,7 +6,8 @@ follow. A checkpoint is the index at that moment; records it refers to stay unti
 broken round nor a power cut loses what was saved, and a checkpoint writes no state that did not change.
 
 Records are read and written by plain file calls rather than through a mapping: the system caches both alike, but a full disk
-or a file cut short is then an error that can be told, where a mapping would end the process.
+or a file cut short is then an error that can be told, where a mapping would end the process. The file is opened for writing
+when something is written, so that a run on a read-only disk can still be used.
 """
 
 from __future__ import annotations
@@ -15,127 +16,40 @@ import errno
 import hashlib
 import io
 import os
-import tempfile
-import zlib
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from .. import tree
 from ..core.client import ClientState
 from ..core.store import ClientStore, StoreFactory
 from ..errors import ConsilienceError, DataError
+from ._records import Records, sync_folder
 
-ALIGN = 64
 NOTHING, FRESH = -1, -2            # in place of a record: never visited; visited, but its tensors are still the fresh ones
 _ENTRY = np.dtype([("record", "<i8"), ("seen", "<i8"), ("own_round", "<i8"), ("crc", "<u4"), ("first", "u1"), ("checked", "u1")])
 FILE, INDEX = "states.bin", "clients.npz"
 
 
-class _Records:
-    """The file of records: which are in use, by how many, and what lies in them."""
-
-    def __init__(self, path: Path, template: tree.Tree) -> None:
-        self.path, self.template = path, template
-        self.places: list[tuple[str, int, Tensor]] = []
-        at = 0
-        for name, leaf in tree.paths(template):
-            self.places.append((name, at, leaf))
-            at += -(-leaf.numel() * leaf.element_size() // ALIGN) * ALIGN
-        self.size = at
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(path, "r+b" if path.exists() else "w+b", buffering=0)       # noqa: SIM115 (open as long as the store is)
-        self.users = np.zeros(1024, np.uint16)         # of each record: the index and the checkpoints that refer to it
-        self.free: list[int] = []
-        self.end = 0                                   # records from here on were never used
-
-    def take(self) -> int:
-        record = self.free.pop() if self.free else self.end
-        self.end = max(self.end, record + 1)
-        if record >= len(self.users):
-            self.users = np.concatenate([self.users, np.zeros_like(self.users)])
-        self.users[record] = 1
-        return record
-
-    def hold(self, records: np.ndarray) -> None:
-        """One more user for each of these records, which need not be known yet."""
-        if len(records):
-            self.end = max(self.end, int(records.max()) + 1)
-            while self.end > len(self.users):
-                self.users = np.concatenate([self.users, np.zeros_like(self.users)])
-            np.add.at(self.users, records, 1)
-
-    def release(self, records: np.ndarray) -> None:
-        if len(records):
-            np.subtract.at(self.users, records, 1)
-            self.free.extend(records[self.users[records] == 0].tolist())
-
-    def count_free(self) -> None:
-        """Find all free records anew."""
-        self.free = np.flatnonzero(self.users[: self.end] == 0).tolist()
-
-    def write(self, record: int, tensors: tree.Tree) -> int:
-        """Returns the checksum."""
-        whole = torch.zeros(self.size, dtype=torch.uint8)
-        flat = dict(tree.paths(tensors))
-        for name, at, leaf in self.places:
-            new = flat.pop(name, None)
-            if new is None or new.shape != leaf.shape or new.dtype != leaf.dtype:
-                raise DataError(f"A client's state must keep the shape it was declared with, but {name!r} is "
-                                f"{'absent' if new is None else f'{tuple(new.shape)} {new.dtype}'}, not {tuple(leaf.shape)} {leaf.dtype}.")
-            raw = new.detach().cpu().contiguous().view(-1)
-            whole[at: at + raw.numel() * raw.element_size()] = raw.view(torch.uint8)
-        if flat:
-            raise DataError(f"A client's state holds what was not declared: {', '.join(sorted(flat))}.")
-        content = memoryview(whole.numpy().data)
-        self.file.seek(record * self.size)
-        done = 0
-        while done < len(content):
-            done += self.file.write(content[done:])
-        return zlib.crc32(content)
-
-    def read(self, record: int, crc: int | None) -> tree.Tree:
-        """A record's tensors, checked against the checksum where one is given."""
-        whole = torch.empty(self.size, dtype=torch.uint8)
-        content = memoryview(whole.numpy().data)
-        self.file.seek(record * self.size)
-        done = 0
-        while done < len(content) and (n := self.file.readinto(content[done:])):
-            done += n
-        if done < len(content) or (crc is not None and zlib.crc32(content) != crc):
-            raise DataError(f"The file {str(self.path)!r} is damaged: a client's state does not match its checksum.")
-        flat = {name: torch.empty_like(leaf).copy_(whole[at: at + leaf.numel() * leaf.element_size()].view(leaf.dtype).view(leaf.shape))
-                for name, at, leaf in self.places}
-        return _like(self.template, flat, "")
-
-
-def _like(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
-    """The template's shape, empty homes included, with other leaves."""
-    if isinstance(template, dict):
-        return {k: _like(v, flat, f"{path}/{k}" if path else k) for k, v in template.items()}
-    return flat[path]
-
-
 class DiskStore(ClientStore):
-    """States in a file of a folder. `keeps_itself`: checkpoints call `save`, `load` and `forget` in place of a snapshot."""
+    """States in a file of a folder, or without one in a file without a name. `keeps_itself`: checkpoints call `save`, `load` and
+    `forget` in place of a snapshot.
+    """
 
     keeps_itself = True
 
     def __init__(self, fresh: ClientState, folder: Path | None = None) -> None:
         super().__init__(fresh)
-        self._temporary = tempfile.TemporaryDirectory(prefix="consilience-states-") if folder is None else None
-        self.folder = Path(self._temporary.name) if self._temporary else Path(folder)      # type: ignore[arg-type]
-        self._records = _Records(self.folder / FILE, fresh.tensors)
+        self.folder = folder
+        self._records = Records(None if folder is None else folder / FILE, fresh.tensors)
         self._index = self._empty(1024)
         self._saved: dict[str, np.ndarray] = {}        # checkpoint -> the records it refers to
 
     @classmethod
     def inside(cls, folder: str | Path | None = None) -> StoreFactory:
-        """A factory of stores in this folder; without one, in a temporary folder that goes with the store."""
+        """A factory of stores in this folder; without one, in a temporary file that goes with the store."""
         return lambda fresh: cls(fresh, Path(folder) if folder is not None else None)
 
     @property
@@ -204,24 +118,30 @@ class DiskStore(ClientStore):
 
         `name` stands for the checkpoint in `forget`. What comes back goes into the checkpoint's description, for `load`.
         """
-        try:
-            os.fsync(self._records.file.fileno())
-            visited = np.flatnonzero(self._index["record"] != NOTHING)
-            out = io.BytesIO()
-            np.savez(out, numbers=visited, entries=self._index[visited])
-            content = out.getvalue()
-            with open(folder / INDEX, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise _refused(error, folder) from error
+        self._records.sync()
+        visited = np.flatnonzero(self._index["record"] != NOTHING)
+        out = io.BytesIO()
+        np.savez(out, numbers=visited, entries=self._index[visited], record=np.int64(self._records.size))
+        content, draft = out.getvalue(), folder / f".{INDEX}.draft"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, folder / INDEX)
+        sync_folder(folder)
         self.forget(name)
         self._saved[name] = self._held(self._index).copy()
         self._records.hold(self._saved[name])
-        return {"file": INDEX, "sha256": hashlib.sha256(content).hexdigest(), "record": self._records.size}
+        return {"file": INDEX, "sha256": hashlib.sha256(content).hexdigest()}
 
-    def load(self, folder: Path, about: Mapping[str, Any], name: str, others: Sequence[tuple[str, Path]] = ()) -> None:
+    def check(self, folder: Path, about: Mapping[str, Any] | None) -> None:
+        """Refuse a checkpoint that is damaged or not of this run. Nothing changes."""
+        index = self._read_index(folder, about)
+        held = index[index["record"] >= 0]
+        self._records.check(held["record"], held["crc"])
+
+    def load(self, folder: Path, about: Mapping[str, Any] | None, name: str, others: Sequence[tuple[str, Path]] = ()) -> None:
         """Go back to a checkpoint. `others` are the checkpoints that stay on disk beside it, whose records are kept."""
         index = self._read_index(folder, about)
         self._records.users[:] = 0
@@ -243,13 +163,13 @@ class DiskStore(ClientStore):
             if about is not None and hashlib.sha256(content).hexdigest() != about["sha256"]:
                 raise DataError(f"The file {str(path)!r} is damaged: its contents do not match the recorded hash.")
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-                numbers, entries = stored["numbers"], stored["entries"]
+                numbers, entries, record = stored["numbers"], stored["entries"], int(stored["record"])
         except FileNotFoundError:
             raise DataError(f"There is no file {str(path)!r}.") from None
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"The file {str(path)!r} is damaged: {error}.") from None
-        if about is not None and about["record"] != self._records.size:
-            raise DataError(f"The checkpoint in {str(folder)!r} does not fit this run: a client's state takes {about['record']} bytes "
+        if record != self._records.size:
+            raise DataError(f"The checkpoint in {str(folder)!r} does not fit this run: a client's state takes {record} bytes "
                             f"there and {self._records.size} here.")
         size = 1024
         while len(numbers) and size <= int(numbers.max()):
@@ -265,16 +185,16 @@ class DiskStore(ClientStore):
             self._records.release(self._saved.pop(name))
 
     def close(self) -> None:
-        self._records.file.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        """Let go of the file; the next read or write opens it again. A file without a name is gone."""
+        self._records.close()
 
 
 class _DiskFull(ConsilienceError):
     exit_code = 4
 
 
-def _refused(error: OSError, path: Path) -> ConsilienceError:
+def _refused(error: OSError, path: Path | None) -> ConsilienceError:
     what = "The disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"{error.strerror or error}"
-    return _DiskFull(f"Cannot keep the clients' states in {str(path)!r}: {what}. The round was undone and what was saved before is "
+    where = repr(str(path)) if path is not None else "a temporary file"
+    return _DiskFull(f"Cannot keep the clients' states in {where}: {what}. The round was undone and what was saved before is "
                      "intact; free some space or choose another folder, then run the same command again.")

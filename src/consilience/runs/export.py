@@ -28,7 +28,8 @@ from .config import RunConfig
 from .files import read_json, read_tensors, write_bytes, write_json, write_tensors
 from .reload import OpenedRun
 from .run import build_model
-from .use import Served, ServedModule, fed_name, filled, open_finished, personal_tensors, served
+from .states import filled
+from .use import Served, ServedModule, fed_name, open_finished, personal_tensors, served
 
 FORMAT = "consilience model 1"
 

@@ -13,6 +13,7 @@ from .config import RunConfig
 from .files import read_json
 from .folder import RunFolder, read_records
 from .run import build_federation, load_data
+from .states import opened_store
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def open_run(path: str | Path, data_dir: str | None = None) -> OpenedRun:
         raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "
                         f"{about['hash']}. Was the data set changed?")
     fed = build_federation(config, data)
+    opened_store(fed, path)
     if RunFolder(path).restore_newest(fed) < 0:
         raise DataError(f"The folder {str(path)!r} holds no checkpoint that can be read.")
     records = read_records(path / "records.jsonl") if (path / "records.jsonl").is_file() else []

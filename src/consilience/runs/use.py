@@ -23,6 +23,7 @@ from ..errors import ConfigError, DataError, unknown
 from .files import read_tensors
 from .folder import safe_name
 from .reload import OpenedRun, open_run
+from .states import MOST_FILES, return_to_best, with_own
 
 WHICH = ("final", "best")
 
@@ -83,19 +84,12 @@ def _return_to_best(run: OpenedRun) -> None:
     fed.model = {half: {k: flat[k].to(fed.device) for k in keys} for half, keys in fed.model.items()}
     fed.round_number = max(scored, key=lambda r: (r["validation"]["accuracy"], -r["round"]))["round"]
     fed.last_exchange = fed.round_number
-    if fed.personal and not fed.pooled:
+    if fed.personal and not fed.pooled and fed.size > MOST_FILES:
+        return_to_best(fed, run.path)
+    elif fed.personal and not fed.pooled:
         for number, client in enumerate(run.data.clients):
             own = read_tensors(folder / "clients" / f"{safe_name(client.name)}.safetensors")
-            state = fed.client(number)
-            homes = filled({home: state.tensors[home] for home in ("personal", "local")}, own)
-            fed.clients.put(number, replace(state, tensors={**state.tensors, **homes}, own_round=0))
-
-
-def filled(template: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """A tree like `template` with tensors that a file gives by path. Homes without tensors, which it cannot show, stay."""
-    if isinstance(template, dict):
-        return {k: filled(v, tensors, f"{path}/{k}" if path else k) for k, v in template.items()}
-    return tensors[path].to(template.device)
+            fed.clients.put(number, with_own(fed.client(number), own))
 
 
 def served(run: OpenedRun, client: str | None = None) -> Served:
