@@ -21,19 +21,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..core.client import ClientState
 from ..core.federation import Federation
-from ..core.store import MemoryStore
 from ._parcel import Reader, Region
+from ._twin import Guests, build_twin
 from ._wire import receive, send
 from .sequential import Sequential
-
-
-class _Guest(MemoryStore):
-    """Holds the state of the client at work and of nobody else."""
-
-    def host(self, number: int, state: ClientState) -> None:
-        self._pending, self._states = {}, {number: state}
 
 
 class Worker:
@@ -47,9 +39,7 @@ class Worker:
         self.common: Any = None
 
     def build(self, parcel: Any) -> None:
-        module, layout, method, population, policy = self.reader.read(parcel, copy=False)
-        self.fed = Federation(module, layout, method, population, policy, Sequential, store=_Guest)
-        self.fed.prepared = True
+        self.fed = build_twin(self.reader.read(parcel, copy=False), Sequential)
 
     def set_up(self, parcel: Any) -> None:
         """What all tasks of one call share: the server's state, the task and what it is told in common."""
@@ -61,8 +51,8 @@ class Worker:
     def work(self, place: int, parcel: Any) -> Any:
         assert self.fed is not None
         number, state, given = self.reader.read(parcel, copy=False)
-        assert isinstance(self.fed.clients, _Guest)
-        self.fed.clients.host(number, state or self.fed.clients.fresh)
+        assert isinstance(self.fed.clients, Guests)
+        self.fed.clients.host({number: state or self.fed.clients.fresh})
         with torch.no_grad():
             answer = self.out[place].write(self.task(self.fed, number, self.common, given))
         self.reader.let_go()

@@ -16,14 +16,13 @@ import torch
 
 from ..core.client import LocalWork, train_client
 from ..core.federation import ClientTask, Federation, Work
-from ..core.population import Population
 from ..core.slot import Slot
 from ..core.step import Program
 from ._pool import Content, Pool
+from ._twin import plan_of, server_state
 from .hardware import usable_cores
 from .sequential import Sequential
 
-_STATE = ("model", "shared", "round_number", "last_exchange")      # of the server, as far as clients see it
 _owners = itertools.count()
 
 
@@ -86,8 +85,4 @@ class Workers:
         return None if state is fed.clients.fresh else state
 
     def _call(self, fed: Federation, task: ClientTask, common: Any, costs: Sequence[float], content: Content) -> Iterator[Any]:
-        module, layout, method, population, policy = fed.made_of
-        bare = Population(population.x, population.y, population.table, population.classes, population.transform, (), population.proxy,
-                          population.task)
-        setting = {name: getattr(fed, name) for name in _STATE}, task, common
-        return self.pool.run(self._owner, (module, layout, method, bare, policy), setting, costs, content)
+        return self.pool.run(self._owner, plan_of(fed), (server_state(fed), task, common), costs, content)
