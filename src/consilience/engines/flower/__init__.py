@@ -12,18 +12,20 @@ __all__ = ["FederationSettings", "SiteSettings", "client_app", "server_app"]
 
 def server_app() -> Any:
     """A Flower ServerApp that runs what the run configuration says."""
-    return _apps().make_server_app()
+    _need_flower()
+    from .apps import make_server_app
+    return make_server_app()
 
 
 def client_app() -> Any:
     """A Flower ClientApp for one site, which the node configuration describes."""
-    return _apps().make_client_app()
+    _need_flower()
+    from .apps import make_client_app
+    return make_client_app()
 
 
-def _apps() -> Any:
+def _need_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ModuleNotFoundError:
         raise ConfigError("A federation needs Flower. Install it with: pip install 'consilience[flower]'") from None
-    from . import apps
-    return apps

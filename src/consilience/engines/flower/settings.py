@@ -39,7 +39,6 @@ from ...runs.config import RunConfig
 # Settings of a run that a federation has as well. The others say where data come from or where steps run: each site's own affair.
 RUN_NAMES = ("method", "model", "taps", "pretrained", "proxy", "rounds", "eval_every",
              *(f.name for f in dataclasses.fields(Policy)))
-RAW_AVERAGES = "averages of raw samples"          # the trait of parts whose uploads are that
 
 
 @dataclass(frozen=True)
@@ -125,9 +124,9 @@ class FederationSettings:
             if part.pools:
                 raise ConfigError(f"{part.name} cannot run in a federation: it trains on the pooled data of all clients, and no data "
                                   "leave a site. Use it in simulation, as a reference.")
-            if RAW_AVERAGES in part.traits and not self.agreed.allow_raw_averages:
-                raise ConfigError(f"{part.name} sends averages of raw samples to the server, from which samples may be guessed. If every "
-                                  "site agrees, set allow_raw_averages=true.")
+            if part.raw_averages and not self.agreed.allow_raw_averages:
+                raise ConfigError(f"{part.name} cannot run in a federation unless every site allows it: {part.raw_averages} If they all "
+                                  "agree, set allow_raw_averages=true.")
 
     @property
     def least(self) -> int:

@@ -1,0 +1,78 @@
+"""Flower's ServerApp and ClientApp, made from what run and node configuration say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from ...errors import ConsilienceError
+from ...federation.site import load_site
+from .grid import FlowerLink, pack, unpack
+from .parcel import Parcel
+from .server import Server
+from .settings import FederationSettings, SiteSettings
+from .site import Site
+
+log = logging.getLogger("consilience.federation")
+_sites: dict[str, Site] = {}             # built once per process: a site answers many messages
+
+
+def _speak() -> None:
+    """Our messages go where Flower's go, so that `flwr log` shows them."""
+    flower = logging.getLogger("flwr")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in flower.handlers:
+        if handler not in log.handlers:
+            log.addHandler(handler)
+
+
+def make_server_app() -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _speak()
+        try:
+            Server(FederationSettings.make(context.run_config), FlowerLink(grid)).run()
+        except ConsilienceError as error:
+            log.error("The federation stops: %s", error)
+            raise
+
+    return app
+
+
+def make_client_app() -> ClientApp:
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        _speak()
+        try:
+            request = unpack(message.content)
+            reply = site_of(context.run_config, context.node_config).answer(request)
+        except ConsilienceError as error:       # the site cannot even be built: wrong settings, data that do not fit
+            log.error("This site cannot take part: %s", error)
+            known = unpack(message.content).about
+            reply = Parcel.of({"error": str(error), **{k: known.get(k) for k in ("federation", "task", "round", "site")}})
+        return Message(pack(reply), reply_to=message)
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    app.query()(answer)
+    return app
+
+
+def site_of(run_config: Any, node_config: Any) -> Site:
+    """The site that a node is, for a run's settings."""
+    key = json.dumps([dict(run_config), dict(node_config)], sort_keys=True)
+    if key not in _sites:
+        settings, own = FederationSettings.make(run_config), SiteSettings.make(node_config)
+        _sites.clear()                          # one at a time: its data are in memory
+        data = load_site(own.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+        _sites[key] = Site(settings, own, data)
+    return _sites[key]

@@ -1,0 +1,88 @@
+"""The way to the sites through Flower: a grid of SuperNodes behind a SuperLink.
+
+All that knows Flower's messages is here and in apps.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from .parcel import Parcel, Raw, Refused, read_about, write_about
+
+log = logging.getLogger("consilience.federation")
+KINDS = {"hello": "query", "consult": "query", "train": "train", "score": "evaluate"}      # Flower's kinds of messages
+NUMPY = "numpy.ndarray"
+FIRST_LOOK, LAST_LOOK = 0.1, 2.0        # seconds between two looks for answers, growing
+NO_LIMIT = 7 * 24 * 3600.0              # a message's life where no deadline is set
+
+
+def pack(parcel: Parcel) -> RecordDict:
+    arrays = {name: Array(raw.dtype, tuple(raw.shape), NUMPY, raw.data) for name, raw in parcel.arrays.items()}
+    return RecordDict({"about": ConfigRecord({"json": write_about(parcel.about)}), "arrays": ArrayRecord(arrays)})
+
+
+def unpack(content: RecordDict) -> Parcel:
+    """A message's content; arrays stay bytes until they are checked. Flower's own Array.numpy, which reads with
+    allow_pickle=False, is not called: it believes what an array says of its size.
+    """
+    said, held = content.get("about"), content.get("arrays")
+    if len(content) != 2 or not isinstance(said, ConfigRecord) or not isinstance(held, ArrayRecord):
+        raise Refused(f"the message holds {sorted(map(str, content))[:5]} in place of 'about' and 'arrays'")
+    about = read_about(said.get("json"))
+    arrays: dict[str, Raw] = {}
+    for name, array in held.items():
+        if array.stype != NUMPY:
+            raise Refused(f"{name[:80]!r} is written as {array.stype[:40]!r}, not as {NUMPY!r}")
+        arrays[name] = Raw(array.dtype, tuple(array.shape), array.data)
+    return Parcel(about, arrays)
+
+
+class FlowerLink:
+    """Flower's grid, with our deadline instead of its waiting."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> list[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float) -> Iterator[tuple[int, Parcel | Refused]]:
+        start = time.monotonic()
+        waiting: dict[str, int] = {}                     # message -> node
+        for node, parcel in requests.items():            # one by one: a message may be as large as the model
+            message = Message(pack(parcel), node, KINDS[task], ttl=seconds or NO_LIMIT, group_id=str(parcel.about.get("round", "")))
+            sent = [i for i in self.grid.push_messages([message]) if i]
+            if sent:
+                waiting[sent[0]] = node
+            else:
+                yield node, Refused("the SuperLink did not take the message")
+        pause = FIRST_LOOK
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:                    # else: an answer to something older
+                    yield asked, _content(reply, asked)
+                    pause = FIRST_LOOK
+            if seconds and time.monotonic() - start >= seconds:
+                break
+            if waiting:
+                time.sleep(pause)
+                pause = min(pause * 1.3, LAST_LOOK)
+        for node in waiting.values():
+            yield node, Refused(f"no answer in {seconds:g} s")
+
+
+def _content(reply: Message, asked: int) -> Parcel | Refused:
+    if reply.has_error():
+        return Refused(f"Flower reports error {reply.error.code}: {' '.join(str(reply.error.reason).split())[:300]}")
+    if reply.metadata.src_node_id != asked:
+        return Refused(f"the answer comes from node {reply.metadata.src_node_id}")
+    try:
+        return unpack(reply.content)
+    except Refused as error:
+        return error

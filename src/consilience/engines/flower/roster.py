@@ -1,0 +1,195 @@
+"""Which node is which site, and what sites are asked: requests out, checked answers in.
+
+A node enrols by saying its declared number; requests then go to numbers. Nodes come and go: every round uses those that are
+there. An answer that is wrong is refused and logged with the node's id, and counts as no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Protocol, TypeVar
+
+from ...core.federation import Federation
+from ...errors import ConsilienceError
+from .broadcast import Broadcast
+from .checks import check_envelope
+from .parcel import Parcel, Raw, Refused, real_number, whole_number
+from .settings import FederationSettings
+from .site import PROTOCOL
+
+log = logging.getLogger("consilience.federation")
+T = TypeVar("T")
+HELLO_SECONDS = 120.0
+
+
+class TooFewAnswers(ConsilienceError):
+    """A round that fewer sites answered than it needs. Nothing of it was used."""
+
+    exit_code = 6
+
+
+class Link(Protocol):
+    """The way to the nodes. Flower's grid behind it, or functions called directly in tests."""
+
+    def nodes(self) -> list[int]:
+        """Nodes that are reachable now."""
+
+    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float) -> Iterator[tuple[int, Parcel | Refused]]:
+        """Send a request to each node; answers as they come, until all are there or the time is over (0: no limit)."""
+
+
+@dataclass
+class Member:
+    """A site as the server knows it."""
+
+    number: int
+    name: str
+    sizes: dict[str, int]
+    node: int | None = None                                       # reachable now, under this id
+    held: dict[str, str] = field(default_factory=dict)            # what it had of the broadcast when it last answered
+
+
+class Roster:
+    """The sites, by number."""
+
+    def __init__(self, settings: FederationSettings, link: Link, token: str) -> None:
+        self.settings, self.link, self.token = settings, link, token
+        self.members: dict[int, Member] = {}
+        self.declaration = ""                                     # set once the server's own federation is built
+        self.accepted: Callable[[int], int] = lambda number: 0    # last round accepted from a site
+        self.wire: dict[str, int] = {"up": 0, "down": 0}
+        self.seconds: dict[int, float] = {}                       # of each site's last answer
+        self._refused: dict[int, str] = {}                        # node -> why it may not take part
+        self._announced: dict[int, str] = {}
+
+    # ---- who is there ----------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> list[int]:
+        """Look who is reachable, enrol newcomers; returns the numbers of the sites that are there, ascending."""
+        there = set(self.link.nodes())
+        for member in self.members.values():
+            if member.node is not None and member.node not in there:
+                log.warning("Site %d (%s) is gone: node %d is not reachable.", member.number, member.name, member.node)
+                member.node = None
+        self._refused = {node: why for node, why in self._refused.items() if node in there}      # one that returns may try again
+        known = {m.node for m in self.members.values()} | self._refused.keys()
+        strangers = sorted(there - known)
+        if strangers:
+            hello = Parcel.of(self._envelope("hello", 0))
+            for node, answer in self.link.ask(dict.fromkeys(strangers, hello), "hello", self._deadline(HELLO_SECONDS)):
+                try:
+                    self._enrol(node, answer)
+                except Refused as error:
+                    self._refused[node] = str(error)
+                    log.error("Node %d is refused: %s.", node, error)
+        return self.present
+
+    @property
+    def present(self) -> list[int]:
+        return sorted(n for n, m in self.members.items() if m.node is not None)
+
+    @property
+    def refusals(self) -> str:
+        """Nodes that may not take part, and why."""
+        return " ".join(f"Node {node} was refused: {why}." for node, why in sorted(self._refused.items()))
+
+    def _deadline(self, most: float) -> float:
+        agreed = self.settings.agreed.deadline
+        return min(agreed, most) if agreed else most
+
+    def _enrol(self, node: int, answer: Parcel | Refused) -> None:
+        if isinstance(answer, Refused):
+            raise answer
+        about = answer.about
+        check_envelope(about, {"federation": self.token, "task": "hello"})
+        number, sizes = whole_number(about, "site"), about.get("sizes")
+        if number >= self.settings.agreed.sites:
+            raise Refused(f"it says it is site {number}, but the sites are 0 to {self.settings.agreed.sites - 1}")
+        other = self.members.get(number)
+        if other is not None and other.node is not None:
+            raise Refused(f"it says it is site {number}, which node {other.node} is already")
+        if about.get("version") != version("consilience"):
+            raise Refused(f"it runs consilience {str(about.get('version'))[:40]}, the server {version('consilience')}")
+        if self.declaration and about.get("declaration") != self.declaration:
+            raise Refused("its model or method has other names, shapes or types of state than the server's")
+        self._announced[number] = str(about.get("declaration"))
+        if not isinstance(sizes, dict) or sorted(sizes) != ["test", "train", "val"]:
+            raise Refused("it does not say how many samples it has")
+        counted = {k: whole_number(sizes, k) for k in sizes}
+        if other is not None and other.sizes != counted:
+            log.warning("Site %d returns with %s samples; it had %s.", number, counted, other.sizes)
+        name = re.sub(r"[^\w.+-]+", "_", str(about.get("name") or ""))[:60]      # it goes into logs and records
+        taken = {m.name for n, m in self.members.items() if n != number}
+        self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node)
+        log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
+                 self.members[number].name, node, counted["train"], counted["val"], counted["test"])
+
+    def compare(self, declaration: str) -> None:
+        """Hold those that enrolled before the server's federation was built against it."""
+        self.declaration = declaration
+        for number, announced in self._announced.items():
+            member = self.members[number]
+            if announced != declaration and member.node is not None:
+                self._refused[member.node] = "its model or method has other names, shapes or types of state than the server's"
+                log.error("Node %d is refused: %s.", member.node, self._refused[member.node])
+                member.node = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Training samples by site; 0 for one that has not enrolled."""
+        return [self.members[i].sizes["train"] if i in self.members else 0 for i in range(self.settings.agreed.sites)]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.members[i].name if i in self.members else f"site-{i}" for i in range(self.settings.agreed.sites)]
+
+    # ---- questions and answers -------------------------------------------------------------------------------------------
+
+    def _envelope(self, task: str, round_number: int, **more: Any) -> dict[str, Any]:
+        return {"protocol": PROTOCOL, "federation": self.token, "digest": self.settings.digest(), "task": task, "round": round_number,
+                **more}
+
+    def ask(self, fed: Federation, task: str, numbers: list[int], read: Callable[[int, Parcel], T], *,
+            downloads: Mapping[int, dict[str, Raw]] | None = None, **more: Any) -> dict[int, T]:
+        """Ask sites; returns what `read` makes of each answer that is in time and right."""
+        broadcast = Broadcast(fed)
+        out: dict[int, T] = {}
+        waiting = {n: self.members[n] for n in numbers if n in self.members and self.members[n].node is not None}
+        for full in (False, True):                           # a second time for those that miss something of the broadcast
+            requests: dict[int, Parcel] = {}
+            listed: dict[int, dict[str, str]] = {}
+            by_node = {m.node: m for m in waiting.values() if m.node is not None}
+            for node, member in by_node.items():
+                listed[node] = broadcast.listed(alone=fed.goes_on_alone(fed.client(member.number)))
+                arrays = broadcast.beyond(listed[node], {} if full else member.held)
+                own = (downloads or {}).get(member.number, {})
+                about = self._envelope(task, fed.round_number, site=member.number, accepted=self.accepted(member.number),
+                                       last_exchange=fed.last_exchange, broadcast=listed[node], download=list(own), **more)
+                requests[node] = Parcel(about, {**arrays, **{f"download/{path}": raw for path, raw in own.items()}})
+                self.wire["down"] += requests[node].bytes
+            waiting = {}
+            for node, answer in self.link.ask(requests, task, self.settings.agreed.deadline):
+                member = by_node[node]
+                try:
+                    if isinstance(answer, Refused):
+                        raise answer
+                    self.wire["up"] += answer.bytes
+                    check_envelope(answer.about, {"federation": self.token, "site": member.number, "task": task, "round": fed.round_number})
+                    if answer.about.get("missing") is True and not full:
+                        waiting[member.number] = member
+                        continue
+                    self.seconds[member.number] = real_number(answer.about.get("seconds", 0.0), "seconds")
+                    out[member.number] = read(member.number, answer)
+                    member.held = listed[node]
+                except Refused as error:
+                    member.held = {}
+                    log.error("Round %d, %s: the answer of site %d (%s), node %d, is not used: %s.", fed.round_number, task,
+                              member.number, member.name, node, error)
+            if not waiting:
+                break
+        return out
+
