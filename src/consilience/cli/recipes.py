@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from ..recipes.check import missing_data
 from ..recipes.draw import draw
+from ..recipes.folders import RUNS
 from ..recipes.format import Recipe
 from ..recipes.load import load_recipe, recipe_names
+from ..recipes.merge import merge_runs
+from ..recipes.orders import Order, Piece, parse_asked, split_names
+from ..recipes.outcome import Outcome
 from ..recipes.page import write_html, write_outcome
-from ..recipes.run import Order, data_in
-from ..recipes.run import reproduce as run_recipe
+from ..recipes.results import write_results
+from ..recipes.run import data_in, reproduce_all
 from ..report.tables import FORMATS, Table
 from . import settings as s
 from .output import AsJson, Format, err, print_json, print_table, progress_bar, warn
@@ -63,56 +70,93 @@ def _show(recipe: Recipe, form: str, as_json: bool) -> None:
     print_table(Table(["row", "column", "paper", "method", "can be run"], rows, f"{recipe.name}: {recipe.title}", notes, cells), form)
 
 
-Names = Annotated[list[str] | None, typer.Option(help="Only these, by name; separated by commas, or repeated.")]
+Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and in this order; separated by commas, or repeated.")]
 
 
-def _names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(n.strip() for text in given or () for n in text.split(",") if n.strip())
+def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...], seeds: int | None, scale: float, engine: str | None,
+            device: str | None, out: Path | None, runs: Path | None) -> list[Piece]:
+    """What is asked of every recipe, and where its results go. Several recipes share their runs; one named twice is one piece of each."""
+    parsed = [parse_asked(text) for text in asked]
+    if (rows or columns) and (len(parsed) > 1 or any(r or c for _, r, c in parsed)):
+        raise ConfigError("--rows and --columns belong to one recipe. Write them behind its name, as in dbe/table5:local,fedavg:fmnist.")
+    top = out or Path("reproductions")
+    pieces = []
+    for name, own_rows, own_columns in parsed:
+        recipe = load_recipe(name)
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
+        folder = out if out is not None and len(parsed) == 1 else top / plain
+        place = runs or (folder if len(parsed) == 1 else top) / RUNS
+        pieces.append(Piece(recipe, Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device), folder, place))
+    return pieces
 
 
-def reproduce(name: Annotated[str, typer.Argument(help="A recipe, as in dbe/table5, or the path of your own .toml file.",
-                                                  show_default=False)],
+def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Recipes, as in dbe/table5, or paths of your own .toml "
+                                                         "files; rows and columns may follow, as in dbe/table5:local,fedavg:fmnist.",
+                                                         show_default=False)],
               rows: Names = None, columns: Names = None,
               seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds; by default the recipe's own.", min=1)] = None,
               scale: Annotated[float, typer.Option("--rounds-scale", help="Run this share of the recipe's rounds. Every output says so.",
                                                    min=0.0001, max=100)] = 1.0,
               engine: s.Engine = None, device: s.Device = None, data_dir: s.DataDir = None,
-              out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results; without it reproductions/ and "
-                                                        "the recipe's name.")] = None,
+              out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results, with several recipes a folder in "
+                                                        "it for each; without it reproductions/ and the recipe's name.")] = None,
               runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the run folders, to share runs between recipes; "
                                                         "without it runs/ inside --out.")] = None,
-              jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
-                                                       min=1)] = None,
+              jobs: Annotated[int | None, typer.Option("--jobs", "--at-once", help="Runs at a time, each in a process of its own; by "
+                                                       "default as many as cores, or one on a GPU.", min=1)] = None,
+              minutes: Annotated[float | None, typer.Option("--max-minutes", help="Cut off after so many minutes, between two rounds; "
+                                                            "the same command goes on.", min=0.01)] = None,
               again: Annotated[bool, typer.Option("--again", help="Run anew what is finished.")] = False,
+              merge: Annotated[list[Path] | None, typer.Option("--merge", help="First take over runs from this folder or archive "
+                                                               "(.tar, .tar.gz, .zip); what has come further stays. Repeat it.")] = None,
               report_only: Annotated[bool, typer.Option("--report-only", help="Train and measure nothing: table and page of what is "
                                                              "there.")] = False,
+              results: Annotated[Path | None, typer.Option("--results", help="Also keep the records as CSV in this folder, and make the "
+                                                           "recipe's page there of all that it holds.")] = None,
               form: Format = "text", as_json: AsJson = False) -> None:
-    """Run a paper's table or figure again and print paper, ours and difference. The same command goes on where it was."""
+    """Run papers' tables or figures again and print paper, ours and difference. The same command goes on where it was."""
+    until = None if minutes is None else time.time() + 60 * minutes
     if form not in FORMATS:
         Table([], []).render(form)                                # says which there are, before anything is run
-    recipe = load_recipe(name)
-    order = Order(_names(rows), _names(columns), seeds, scale, engine, device)
-    folder = out_ or Path("reproductions") / re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
+    chosen_rows, chosen_columns = (split_names(",".join(given or ())) for given in (rows, columns))
+    pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, out_, runs)
+    for piece in pieces if merge else ():
+        merge_runs(merge or (), piece.runs)
     with progress_bar() as bar:
-        tell = lambda what: bar.console.print(what, highlight=False, markup=False)
-        outcome = run_recipe(recipe, folder, order, data_dir=data_dir, jobs=jobs, again=again, train=not report_only,
-                             runs=runs, watcher=RunsProgress(bar), tell=tell)
-        draw(outcome, folder, data_dir=data_dir, tell=tell)
-        with data_in(data_dir):
-            report = write_html(outcome, folder)
-    written = [*write_outcome(outcome, folder), *([report] if report else [])]
+        tell = lambda what: bar.console.print(what, highlight=False, markup=False, soft_wrap=True)
+        outcomes = reproduce_all(pieces, data_dir=data_dir, jobs=jobs, again=again, train=not report_only, until=until,
+                                 watcher=RunsProgress(bar), tell=tell, finished=lambda piece, outcome: write_outcome(outcome, piece.out))
+        for piece, outcome in zip(pieces, outcomes):
+            draw(outcome, piece.out, data_dir=data_dir, until=until, tell=tell)
+    for piece, outcome in zip(pieces, outcomes):
+        _write(piece, outcome, data_dir, results)
+    documents = [outcome.document() for outcome in outcomes]
     if as_json:
-        print_json(outcome.document())
-    elif outcome.entries:
-        print_table(outcome.table(order.rows, order.columns), form)
-    else:
-        typer.echo("\n".join([f"{recipe.name}: {recipe.title}", *([f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []),
-                              *(str(folder / f) for f in outcome.figures), *outcome.remarks]))
-    failed = [f"{e.cell.row.title}, {e.cell.column.title}, seed {seed} {state}" for e in outcome.entries
+        print_json(documents[0] if len(documents) == 1 else {"recipes": documents})
+    for piece, outcome in zip(pieces, outcomes) if not as_json else ():
+        _print(piece, outcome, form)
+    failed = [f"{e.cell.row.title}, {e.cell.column.title}, seed {seed} {state}" for outcome in outcomes for e in outcome.entries
               for seed, state in e.states.items() if state.startswith("failed")]
     for line in failed:
         warn(line)
-    err().print(f"Wrote {', '.join(p.name for p in written)}"
-                + (f" and {len(outcome.figures)} figures" if outcome.figures else "") + f" in {folder}", soft_wrap=True, markup=False)
     if failed:
         raise typer.Exit(3)
+
+
+def _write(piece: Piece, outcome: Outcome, data_dir: Path | None, results: Path | None) -> None:
+    with data_in(data_dir):
+        report = write_html(outcome, piece.out)
+    written = [*write_outcome(outcome, piece.out), *([report] if report else [])]
+    err().print(f"Wrote {', '.join(p.name for p in written)}"
+                + (f" and {len(outcome.figures)} figures" if outcome.figures else "") + f" in {piece.out}", soft_wrap=True, markup=False)
+    if results is not None and outcome.entries:
+        page = write_results(outcome, piece.order, results, piece.out)
+        err().print(f"Wrote {page} and the records of its runs", soft_wrap=True, markup=False)
+
+
+def _print(piece: Piece, outcome: Outcome, form: str) -> None:
+    if outcome.entries:
+        return print_table(outcome.table(piece.order.rows, piece.order.columns), form)
+    recipe = piece.recipe
+    typer.echo("\n".join([f"{recipe.name}: {recipe.title}", *([f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []),
+                          *(str(piece.out / f) for f in outcome.figures), *outcome.remarks]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from ..report.features import choose_samples, embed
 from ..report.gather import Group
 from ..runs.config import RunConfig
 from ..runs.files import write_bytes
-from ..runs.reload import open_run
 from ..runs.run import load_data
-from .folders import known_measures
+from .collect import obstacle
+from .folders import known_measures, opened
 from .format import Column, Drawing
 from .outcome import Entry, Outcome
-from .run import data_in, obstacle
+from .run import data_in
 from .svg import Line, Points, draw_grid, draw_lines, draw_points
 
 FOLDER = "figures"
@@ -31,11 +32,18 @@ SAMPLES = 500
 Tell = Callable[[str], None]
 
 
-def draw(outcome: Outcome, out: str | Path, *, data_dir: str | Path | None = None, tell: Tell = lambda what: None) -> list[str]:
-    """Write every picture the recipe asks for into `out`/figures; the outcome remembers their names. One that fails stops no other."""
+def draw(outcome: Outcome, out: str | Path, *, data_dir: str | Path | None = None, until: float | None = None,
+         tell: Tell = lambda what: None) -> list[str]:
+    """Write every picture the recipe asks for into `out`/figures; the outcome remembers their names. One that fails stops no other.
+
+    After the time `until` (of `time.time`) those that need trained models are left for another time.
+    """
     scaled = f" [{outcome.label}]" if outcome.label else ""
     with data_in(data_dir):
         for number, drawing in enumerate(outcome.recipe.drawings, start=1):
+            if drawing.kind == "features" and until is not None and time.time() >= until:
+                outcome.remarks.append("No features picture: there was no time left.")
+                continue
             tell(f"drawing {drawing.kind}")
             pictures = {"curves": _curves, "bars": _bars, "trace": _trace, "features": _features, "splits": _splits}[drawing.kind]
             try:
@@ -52,12 +60,12 @@ Pictures = Iterator[tuple[str, str]]
 
 
 def _columns(outcome: Outcome) -> Iterator[tuple[Column, list[tuple[Entry, Group]]]]:
-    """Columns with their finished runs, a group of seeds per row. Rows and columns that differ in scoring alone come once."""
+    """Columns with their runs, cut off ones too, a group of seeds per row. Rows and columns that differ in scoring alone come once."""
     shown: set[Path] = set()
     for column in outcome.recipe.columns:
         out = []
         for e in outcome.entries:
-            runs = tuple(r for r in e.runs.values() if r.stopped is not None)
+            runs = tuple(r for r in e.runs.values() if r.scored)
             if e.cell.column is column and runs and runs[0].path not in shown:
                 shown.add(runs[0].path)
                 out.append((e, Group(e.cell.row.title, runs)))
@@ -75,9 +83,10 @@ def _curves(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
             one = group["mean"] if group["mean"] else group["runs"][0]
             values = one["y"].get(drawing.y)
             if values is not None:
-                lines.append(Line(group["label"], one["round"], values["mean"] if isinstance(values, dict) else values))
+                lines.append(Line(group["label"], one[drawing.x], values["mean"] if isinstance(values, dict) else values))
         title = f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}"
-        yield f"{column.name}-{drawing.y}", draw_lines(lines, title, "round", label)
+        across = {"round": "round", "seconds": "seconds of training and scoring", "bytes": "bytes sent"}[drawing.x]
+        yield f"{column.name}-{drawing.y}" + (f"-{drawing.x}" if drawing.x != "round" else ""), draw_lines(lines, title, across, label)
 
 
 def _bars(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
@@ -114,23 +123,31 @@ def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     for column, own in _columns(outcome):
         panels = []
         for e, group in own:
-            opened = open_run(group.runs[0].path)
-            subject, seed = Subject(opened.federation, opened.data), opened.config.policy.seed
-            chosen = choose_samples(opened.data, SAMPLES, seed)
-            kinds = ["global", "personalised"] if drawing.model == "both" and opened.federation.personal else \
-                ["personalised" if drawing.model == "both" else drawing.model]
-            for kind in kinds:
-                for training in drawing.training:
-                    asked = (Asked(*subject.model_of(i, kind, training), rows, i) for i, rows in chosen)
-                    points = embed(gather(subject.fed, asked, "features").values, rng.key(seed, "report", "map"))
-                    owner = [n for n, (_, rows) in enumerate(chosen) for _ in range(len(rows))]
-                    label = [int(c) for _, rows in chosen for c in opened.data.y[rows].tolist()]
-                    colour, shape = (label, owner) if drawing.colour == "class" else (owner, label)
-                    what = {"global": "without personal tensors", "personalised": "as served"}[kind]
-                    panels.append(Points(f"{e.cell.row.title}\n{what}, {training} local training",
-                                         [(float(x), float(y)) for x, y in np.asarray(points)], colour, shape))
+            if group.runs[0].path.is_dir():
+                panels += _panels(group.runs[0].path, e.cell.row.title, drawing)
         if panels:
             yield column.name, draw_points(panels, f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}")
+
+
+def _panels(path: Path, title: str, drawing: Drawing) -> list[Points]:
+    """The features of one run, a panel for each model and moment."""
+    panels = []
+    with opened(path) as run:
+        subject, seed = Subject(run.federation, run.data), run.config.policy.seed
+        chosen = choose_samples(run.data, SAMPLES, seed)
+        kinds = ["global", "personalised"] if drawing.model == "both" and run.federation.personal else \
+            ["personalised" if drawing.model == "both" else drawing.model]
+        for kind in kinds:
+            for training in drawing.training:
+                asked = (Asked(*subject.model_of(i, kind, training), rows, i) for i, rows in chosen)
+                points = embed(gather(subject.fed, asked, "features").values, rng.key(seed, "report", "map"))
+                owner = [n for n, (_, rows) in enumerate(chosen) for _ in range(len(rows))]
+                label = [int(c) for _, rows in chosen for c in run.data.y[rows].tolist()]
+                colour, shape = (label, owner) if drawing.colour == "class" else (owner, label)
+                what = {"global": "without personal tensors", "personalised": "as served"}[kind]
+                panels.append(Points(f"{title}\n{what}, {training} local training",
+                                     [(float(x), float(y)) for x, y in np.asarray(points)], colour, shape))
+    return panels
 
 
 def _splits(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:

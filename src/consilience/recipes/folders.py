@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..engines.choose import choose
 from ..errors import ConsilienceError, DataError
 from ..report.gather import StoredRun, read_run
 from ..runs.files import read_json, write_json
 from ..runs.measure import measure
-from ..runs.reload import open_run
+from ..runs.reload import OpenedRun, open_run
+from ..runs.run import choose_device
 from .check import method_facts, run_facts
 from .format import Cell
+from .records import csv_of, read_csv_run
 
 RUNS = "runs"
 MEASURES = "recipe_measures.json"
@@ -55,10 +62,15 @@ def run_folder(runs: Path, values: Mapping[str, Any]) -> Path:
 
 
 def stored_run(folder: Path, values: Mapping[str, Any]) -> StoredRun | None:
-    """What a folder holds of a run, finished or not; None where it was not begun."""
-    if not (folder / "config.json").is_file():
-        return None
-    run = read_run(folder)
+    """What a folder holds of a run, finished or not, or the records kept of it as CSV; None where it was not begun."""
+    if (folder / "config.json").is_file():
+        done = folder / "done"
+        run = _finished(folder, done.stat().st_mtime_ns) if done.is_file() else read_run(folder)
+    else:
+        kept = read_csv_run(folder)
+        if kept is None:
+            return None
+        run = kept
     for key, value in essence(values).items():
         if run.config.get(key) != value and key != "weights":            # stored as the method settled them
             raise DataError(f"The folder {folder.name} holds a run with {key} = {run.config.get(key)!r}, not {value!r}. "
@@ -66,16 +78,56 @@ def stored_run(folder: Path, values: Mapping[str, Any]) -> StoredRun | None:
     return run
 
 
+@lru_cache(maxsize=256)
+def _finished(folder: Path, ended: int) -> StoredRun:
+    """Tables are written whenever a run has ended; those that had ended before are not read again."""
+    return read_run(folder)
+
+
+def settle_machine(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """A run goes on with the engine and device it was begun with; on a machine that lacks them, with what that machine has."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return values
+    stored = read_json(file)
+    machine = {name: stored["config"].get(name, "auto") for name in ("engine", "device")}
+    try:
+        fits = choose_device(machine["device"]).type == "cuda" or machine["engine"] != "slots"
+    except ConsilienceError:
+        fits = False
+    if not fits:
+        machine = {"engine": "auto", "device": "auto"}
+        write_json(file, {**stored, "config": {**stored["config"], **machine}})
+    return {**values, **machine}
+
+
 def drop_measures(folder: Path) -> None:
     (folder / MEASURES).unlink(missing_ok=True)
 
 
-def known_measures(folder: Path) -> dict[str, Any]:
-    """Results of measures by their text. A damaged file is measured anew."""
+def known_measures(path: Path) -> dict[str, Any]:
+    """Results of measures by their text, of a run's folder or of its records as CSV. A damaged file is measured anew."""
+    if path.is_file():
+        kept = read_csv_run(path.with_name(path.name.removesuffix(".csv")))
+        return kept.measures if kept else {}
     try:
-        return read_json(folder / MEASURES) if (folder / MEASURES).is_file() else {}
+        return read_json(path / MEASURES) if (path / MEASURES).is_file() else {}
     except ConsilienceError:
         return {}
+
+
+@contextmanager
+def opened(folder: Path, data_dir: str | None = None) -> Iterator[OpenedRun]:
+    """A run to measure or draw. Local training is played by the engine that trains on this device."""
+    run = open_run(folder, data_dir)
+    if run.federation.device.type == "cuda":
+        choose("auto", run.federation).settle(run.federation)
+    threads = torch.get_num_threads()
+    try:
+        yield run
+    finally:
+        getattr(run.federation.engine, "close", lambda: None)()
+        torch.set_num_threads(threads)
 
 
 def take_measures(folder: Path, texts: Sequence[str], data_dir: str | None, tell: Any = lambda text: None) -> dict[str, Any]:
@@ -83,10 +135,14 @@ def take_measures(folder: Path, texts: Sequence[str], data_dir: str | None, tell
     known = known_measures(folder)
     missing = [t for t in dict.fromkeys(texts) if t not in known]
     if missing:
-        opened = open_run(folder, data_dir)
-        for text in missing:
-            tell(text)
-            entry = next(iter(measure(opened, [text], keep=lambda path, entries: None).values()))
-            known[text] = {"round": entry["round"], "result": entry["result"]}
-            write_json(folder / MEASURES, known)
+        with opened(folder, data_dir) as run:
+            for text in missing:
+                tell(text)
+                entry = next(iter(measure(run, [text], keep=lambda path, entries: None).values()))
+                known[text] = {"round": entry["round"], "result": entry["result"]}
+                write_json(folder / MEASURES, known)
     return known
+
+
+__all__ = ["MEASURES", "RUNS", "cell_values", "csv_of", "drop_measures", "essence", "known_measures", "opened", "run_folder",
+           "scaled_rounds", "settle_machine", "stored_run", "take_measures"]

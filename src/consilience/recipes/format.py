@@ -23,8 +23,9 @@ class Score:
 
     model: str = option("own", "own: the clients' own models where the method has them, else the global one",
                         choices=("own", "personalised", "global"))
-    samples: str = option("clients", "clients: each client's test samples; test: the global test set; validation",
-                          choices=("clients", "test", "validation"))
+    samples: str = option("clients", "clients: each client's test samples; test: the global test set; validation; held_out: the "
+                                     "samples of clients that take no part", choices=("clients", "test", "validation", "held_out"))
+    client: str | None = option(None, "of this client alone, by name")
     average: str = option("pooled", "over the samples of all clients, over clients, or of the worst client",
                           choices=("pooled", "clients", "worst"))
     what: str = option("accuracy", "what is read from a round's record", choices=("accuracy", "loss", "dice", "dice_foreground"))
@@ -32,6 +33,7 @@ class Score:
     judge: str = option("clients", "with select=validation: mean over clients of their accuracy, or pooled over samples",
                         choices=("clients", "pooled"))
     reach: float | None = option(None, "instead of a score: the first scored round at or above this fraction", low=0.0, high=1.0)
+    reach_row: str | None = option(None, "instead of a score: the first scored round at or above what this row of the same column has")
     report: str = option("value", "the value, the round it is taken at, or seconds up to that round, or per round",
                          choices=("value", "round", "seconds", "seconds_per_round"))
     measure: str | None = option(None, "instead of records: a measure of the trained run, as in mdl(n=5000)")
@@ -48,6 +50,10 @@ class Score:
             raise ConfigError(f"The 'select' option of the score must be a round from 1 up. Got {self.select} instead.")
         if (self.measure is None) != (self.value is None):
             raise ConfigError("The score needs both 'measure' and 'value', as in measure = \"forgetting\", value = \"absent.lp\".")
+        if self.reach is not None and self.reach_row is not None:
+            raise ConfigError("The score has both 'reach' and 'reach_row': a threshold is a number, or another row's.")
+        if self.client is not None and self.samples == "test":
+            raise ConfigError("The score asks for one client on the global test set, which belongs to none.")
 
     def sentence(self) -> str:
         """The protocol in words."""
@@ -56,9 +62,10 @@ class Score:
         who = {"own": "clients' own models where the method has them, else the global model", "personalised": "clients' own models",
                "global": "global model"}[self.model]
         where = {"clients": "on the clients' test samples", "test": "on the global test set",
-                 "validation": "on the clients' validation samples"}[self.samples]
-        how = "" if self.samples == "test" else {"pooled": ", pooled over samples", "clients": ", mean over clients",
-                                                 "worst": ", worst client"}[self.average]
+                 "validation": "on the clients' validation samples",
+                 "held_out": "on the samples of the clients that take no part"}[self.samples]
+        average = {"pooled": ", pooled over samples", "clients": ", mean over clients", "worst": ", worst client"}[self.average]
+        how = "" if self.samples == "test" else f", client {self.client}" if self.client else average
         judge = "mean over clients" if self.judge == "clients" else "pooled"
         named = {"last": "of the last round", "best": "of the round where it is best (chosen by the test samples themselves)",
                  "validation": f"of the round with the best validation accuracy ({judge})",
@@ -67,6 +74,8 @@ class Score:
         text = f"{self.what.replace('_', ' ')} of the {who} {where}{how}, {when}"
         if self.reach is not None:
             return f"first scored round with {self.what} of the {who} {where}{how} at or above {self.reach}"
+        if self.reach_row is not None:
+            return f"first scored round at or above what the row {self.reach_row} has: the {text}"
         return {"value": "", "round": "the round of the ", "seconds": "seconds up to the round of the ",
                 "seconds_per_round": "seconds per round, scoring included, of the run with the "}[self.report] + text
 
@@ -115,6 +124,7 @@ class Column:
     unit: str | None = None
     digits: int | None = None
     x: float | None = None                     # where the column stands on a figure's axis
+    mean_of: tuple[str, ...] = ()              # nothing is run: the mean of these columns
     ours: str | None = None                    # not in the paper: why it is here
     unavailable: str | None = None
     note: str = ""
@@ -151,6 +161,7 @@ class Drawing:
 
     kind: str
     title: str = ""
+    x: str = "round"                           # curves: round, seconds, bytes
     y: str = "personalised"                    # curves: a score of the report's curves; trace: a list of the trace
     measure: str = ""                          # trace: which measure
     colour: str = "class"                      # features: class or client
@@ -164,7 +175,7 @@ class Cell:
 
     row: Row
     column: Column
-    values: Mapping[str, Any] | None           # settings of its run; None where it cannot be had
+    values: Mapping[str, Any] | None           # settings of its run; None where it cannot be had, or is a mean of others
     score: Score
     also: tuple[tuple[str, Score], ...]
     printed: Printed | None

@@ -25,11 +25,11 @@ _NAME = re.compile(r"^(table|figure)[1-9][0-9]*$")
 _PAPER_KEYS = ("citation", "seeds", "unit", "digits", "readings", "run", "score", "rows", "columns")
 _RECIPE_KEYS = ("title", "seeds", "unit", "digits", "readings", "notes", "run", "score", "also", "rows", "columns", "draw", "scaled",
                 "unavailable")
-_COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "ours", "unavailable", "note")
+_COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "mean_of", "ours", "unavailable", "note")
 _ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
 _CELL_KEYS = ("method", "run", "score", "unavailable", "note")
 _ALSO_KEYS = ("title", "score")
-_DRAW_KEYS = ("kind", "title", "y", "measure", "colour", "model", "training")
+_DRAW_KEYS = ("kind", "title", "x", "y", "measure", "colour", "model", "training")
 
 
 def recipes_folder() -> Path:
@@ -95,6 +95,7 @@ class _Reader:
             raise ConfigError("it has no rows or no columns. Add them, or say why with unavailable = \"…\".")
         also = tuple(Also(_text(a, "title", "also"), _table(a, _ALSO_KEYS, "also").get("score", {})) for a in self.own.get("also", ()))
         cells = tuple(self.cell(r, c, also, whole) for r in lines for c in columns if not r.only or c.name in r.only)
+        self.references_exist(cells, columns)
         self.every_setting_is_used(rows, columns)
         readings = (*self.paper.get("readings", ()), *self.own.get("readings", ()))
         return Recipe(self.name, self.own["title"], self.paper.get("citation", ""), self.kind, rows, columns, cells,
@@ -122,7 +123,7 @@ class _Reader:
         v = self._shared("columns", name, given, _COLUMN_KEYS)
         _one_of(v.get("unit"), (None, *UNITS), f"columns.{name}.unit")
         return Column(name, v.get("title", name), v.get("run", {}), v.get("score", {}), v.get("unit"), v.get("digits"), v.get("x"),
-                      v.get("ours"), v.get("unavailable"), v.get("note", ""))
+                      tuple(v.get("mean_of", ())), v.get("ours"), v.get("unavailable"), v.get("note", ""))
 
     def row(self, name: str, given: Mapping[str, Any], columns: Sequence[str]) -> Row:
         v = self._shared("rows", name, given, _ROW_KEYS)
@@ -153,13 +154,14 @@ class _Reader:
         _one_of(v.get("kind"), DRAWINGS, "draw.kind")
         if v["kind"] == "trace":
             make_measures([v.get("measure", "")])
-        for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client"))):
+        for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client")),
+                           ("x", ("round", "seconds", "bytes"))):
             if key in v:
                 _one_of(v[key], known, f"draw.{key}")
         for one in v.get("training", ()):
             _one_of(one, TRAINING, "draw.training")
-        return Drawing(v["kind"], v.get("title", ""), v.get("y", Drawing.y), v.get("measure", ""), v.get("colour", Drawing.colour),
-                       v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)))
+        return Drawing(v["kind"], v.get("title", ""), v.get("x", Drawing.x), v.get("y", Drawing.y), v.get("measure", ""),
+                       v.get("colour", Drawing.colour), v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)))
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class _Reader:
         where = f"row {row.name}, column {column.name}"
         protocol = [self.paper.get("score", {}), self.own.get("score", {}), column.score, row.score, own.get("score", {})]
         try:
-            values = None if why else self.values(row, column, own)
+            values = None if why or column.mean_of else self.values(row, column, own)
             score = _score(protocol)
             # a measure of the trained run has no second choice of rounds
             others = tuple((a.title, _score([*protocol, a.score])) for a in also if not score.measure or "measure" in a.score)
@@ -180,6 +182,19 @@ class _Reader:
         digits = column.digits if column.digits is not None else self.own.get("digits", self.paper.get("digits", 2))
         return Cell(row, column, values, score, others, row.paper.get(column.name), unit, digits, why,
                     " ".join(filter(None, (row.note, column.note, own.get("note", "")))))
+
+    def references_exist(self, cells: Sequence[Cell], columns: Sequence[Column]) -> None:
+        """Rows and columns that a number is taken from are there, in the same column or row."""
+        there = {(c.row.name, c.column.name) for c in cells}
+        for cell in cells:
+            where = f"row {cell.row.name}, column {cell.column.name}"
+            if cell.score.reach_row is not None and (cell.score.reach_row, cell.column.name) not in there:
+                raise ConfigError(f"{where}: the row {cell.score.reach_row!r} of its threshold is not in this column.")
+            for other in cell.column.mean_of:
+                if other not in [c.name for c in columns]:
+                    raise unknown(f"column in columns.{cell.column.name}.mean_of:", other, [c.name for c in columns])
+                if (cell.row.name, other) not in there:
+                    raise ConfigError(f"{where}: the row has no column {other!r} to take the mean of.")
 
     def levels(self, column: Column) -> list[Mapping[str, Any]]:
         """Where settings come from that hold for several rows."""

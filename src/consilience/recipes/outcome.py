@@ -22,11 +22,22 @@ class Entry:
     cell: Cell
     rounds: int                                                   # as run; the recipe's own are in full_rounds
     full_rounds: int
-    values: dict[int, float] = field(default_factory=dict)        # by seed
+    values: dict[int, float] = field(default_factory=dict)        # by seed, of finished runs
+    partial: dict[int, float] = field(default_factory=dict)       # by seed, of runs that were cut off, by the same protocol
     also: dict[str, dict[int, float]] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, failed: …
     runs: dict[int, StoredRun] = field(default_factory=dict)
     unavailable: str | None = None
+
+    def line(self, seed: int) -> str:
+        """How one run stands, in a line."""
+        digits, printed = self.cell.digits, self.cell.printed
+        value = self.values.get(seed, self.partial.get(seed))
+        shown = "no value yet" if value is None else f"{value:.{digits}f}"
+        paper = f", paper {printed.shown(digits)}" if printed is not None else ""
+        seconds = sum((r.get("measured") or {}).get("seconds", 0.0) for r in self.runs[seed].records) if seed in self.runs else 0.0
+        cut = f", {self.states[seed]}" if self.states.get(seed, "done") != "done" else ""
+        return f"{shown}{paper}{cut}, {seconds:.0f} s"
 
     @property
     def ours(self) -> Spread | None:
@@ -89,7 +100,8 @@ class Outcome:
         digits, printed = e.cell.digits, e.cell.printed
         ours = e.ours
         failed = f" ({e.state})" if ours and e.state and e.state != "not run" else ""
-        shown = (ours.text(digits) + failed) if ours else e.state
+        so_far = spread(list(e.partial.values()))
+        shown = (ours.text(digits) + failed) if ours else f"{so_far.text(digits)} at {e.state}" if so_far else e.state
         within = {True: "yes", False: "no", None: "–"}[e.within]
         paper = "ours" if e.cell.ours else "–" if printed is None else printed.shown(digits)
         more = [s.text(digits) if (s := spread(list(e.also.get(t, {}).values()))) else "–" for t in extra]
@@ -107,12 +119,12 @@ class Outcome:
                 "paper": None if printed is None else {"value": printed.value, "spread": printed.spread, "printed": printed.text,
                                                        "readable": not printed.unreadable},
                 "ours": None if ours is None else {"mean": ours.mean, "std": ours.std, "values": {str(k): v for k, v in e.values.items()}},
-                "difference": e.difference, "within_paper_spread": e.within,
+                "cut_off": {str(k): v for k, v in e.partial.items()}, "difference": e.difference, "within_paper_spread": e.within,
                 "also": {t: {str(k): v for k, v in each.items()} for t, each in e.also.items()},
                 "states": {str(k): s for k, s in e.states.items()}, "unavailable": e.unavailable, "not_in_paper": e.cell.ours,
                 "method": e.cell.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
                 "scaled": None if self.scale == 1.0 else self.scale, "note": e.cell.note,
-                "folders": {str(k): f"runs/{r.path.name}" for k, r in e.runs.items()}}
+                "folders": {str(k): f"runs/{r.path.name.removesuffix('.csv')}" for k, r in e.runs.items()}}
 
     def notes(self, chosen: Sequence[Entry]) -> list[str]:
         out = [self.label + "."] if self.label else []

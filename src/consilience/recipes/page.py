@@ -30,7 +30,8 @@ def write_outcome(outcome: Outcome, out: str | Path) -> list[Path]:
 
 def write_html(outcome: Outcome, out: str | Path) -> Path | None:
     """One HTML page of all finished runs: curves, clients, splits. None where nothing is finished."""
-    paths = list(dict.fromkeys(r.path for e in outcome.entries for r in e.runs.values() if r.stopped is not None and r.scored))
+    runs = (r for e in outcome.entries for r in e.runs.values())
+    paths = list(dict.fromkeys(r.path for r in runs if r.stopped is not None and r.scored and r.path.is_dir()))
     if not paths:
         return None
     title = f"{outcome.recipe.name}: {outcome.recipe.title}" + (f" [{outcome.label}]" if outcome.label else "")

@@ -16,8 +16,8 @@ _AVERAGES = {"pooled": "accuracy", "clients": "mean", "worst": "worst"}
 def value_of(score: Score, records: Sequence[Record]) -> float | None:
     """The number a protocol takes from records, in the record's own units (fractions, rounds, seconds). None where there is none."""
     known = [(v, r) for r in records if (v := _read(score, r)) is not None]
-    if score.reach is not None:
-        return next((float(r["round"]) for v, r in known if v >= score.reach), None)
+    if score.reach is not None:                                 # equal counts as reached in spite of binary fractions
+        return next((float(r["round"]) for v, r in known if v >= score.reach - 1e-9), None)
     chosen = choose(score, known)
     if not chosen:
         return None
@@ -49,8 +49,8 @@ def choose(score: Score, known: Sequence[tuple[float, Record]]) -> list[tuple[fl
 
 
 def _read(score: Score, record: Record) -> float | None:
-    if score.samples == "validation":
-        part = record.get("validation") or {}
+    if score.samples in ("validation", "held_out"):
+        part = record.get(score.samples) or {}
     elif score.model == "own":
         part = headline(record) if record.get("personalised") or record.get("global") else {}
     else:
@@ -58,9 +58,19 @@ def _read(score: Score, record: Record) -> float | None:
     if score.samples == "test":
         # the global test set is scored by the global model alone, and by accuracy alone
         return (record.get("global") or {}).get("test") if score.model != "personalised" and score.what == "accuracy" else None
+    if score.client is not None:
+        return _each(score, part).get(score.client)
     if score.what == "accuracy":
         return part.get(_AVERAGES[score.average])
-    return part.get(score.what)
+    if score.average == "pooled" or score.what == "loss":
+        return part.get(score.what)
+    each = _each(score, part).values()
+    return None if not each else min(each) if score.average == "worst" else sum(each) / len(each)
+
+
+def _each(score: Score, part: Record) -> dict[str, float]:
+    """What is scored, client by client."""
+    return (part.get("per_client") if score.what == "accuracy" else (part.get("by_client") or {}).get(score.what)) or {}
 
 
 def value_in(result: Mapping[str, Any], path: str, measure: str) -> float | None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,16 +20,19 @@ from typing import Any
 import torch
 
 from ..core.federation import Federation
+from ..data import FederatedData
+from ..data.directory import VARIABLE
 from ..engines.workers import one_thread
 from ..errors import ConsilienceError
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
 from .result import Result
-from .run import Listener, choose_device, run_config
+from .run import Listener, choose_device, load_data, run_config
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
 POLL = 0.25                                 # seconds between looks at the rounds of running processes
+LATE = "no time was left to begin it"
 DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
 
 
@@ -62,14 +66,17 @@ def default_workers(config: RunConfig) -> int:
 
 
 def run_many(jobs: Sequence[Job], what: str, *, workers: int | None = None, again: bool = False,
-             watcher: Watcher | None = None) -> list[Outcome]:
-    """Every job's outcome, in the order of the jobs. The number of workers does not change a bit of any of them."""
-    return _Runs(jobs, what, again, watcher or Watcher()).run(workers)
+             watcher: Watcher | None = None, until: float | None = None) -> list[Outcome]:
+    """Every job's outcome, in the order of the jobs. The number of workers does not change a bit of any of them.
+
+    At the time `until` (of `time.time`) runs under way are cut off between two rounds, and none is begun any more: its outcome is LATE.
+    """
+    return _Runs(jobs, what, again, watcher or Watcher(), until).run(workers)
 
 
 class _Runs:
-    def __init__(self, jobs: Sequence[Job], what: str, again: bool, watcher: Watcher) -> None:
-        self.jobs, self.again, self.watcher = jobs, again, watcher
+    def __init__(self, jobs: Sequence[Job], what: str, again: bool, watcher: Watcher, until: float | None = None) -> None:
+        self.jobs, self.again, self.watcher, self.until = jobs, again, watcher, until
         self.rounds = [0] * len(jobs)
         self.outcomes: dict[int, Outcome] = {}
         self.said: set[str] = set()
@@ -94,8 +101,10 @@ class _Runs:
             if message not in self.said:                # the same data give every method the same warnings
                 self.said.add(message)
                 self.watcher.warned(f"{self.jobs[i].label}: {message}")
-        self.heard(i, self.jobs[i].config.run.rounds)
-        self.watcher.run_done(self.jobs[i].label, outcome if isinstance(outcome, str) else None)
+        if not self.until:                              # a run that was cut off has not made all of its rounds
+            self.heard(i, self.jobs[i].config.run.rounds)
+        if outcome != LATE:
+            self.watcher.run_done(self.jobs[i].label, outcome if isinstance(outcome, str) else None)
 
     def heard(self, i: int, round_number: int) -> None:
         if round_number != self.rounds[i]:
@@ -103,10 +112,13 @@ class _Runs:
             self.watcher.rounds_done(sum(self.rounds))
 
     def here(self, left: Sequence[int]) -> None:
-        for i in left:
-            job = self.jobs[i]
-            with one_thread():       # as in a worker, so that sums are added in the same order with any number of workers
-                self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i)))
+        try:
+            for i in left:
+                job = self.jobs[i]
+                with one_thread():       # as in a worker, so that sums are added in the same order with any number of workers
+                    self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i), self.until))
+        finally:
+            _LOADED.clear()
 
     def in_processes(self, left: list[int], workers: int) -> None:
         """A process that dies takes its pool along: the runs it may have been are tried once more, each alone."""
@@ -127,7 +139,7 @@ class _Runs:
         try:
             for i in left:
                 job = self.jobs[i]
-                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again)] = i
+                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until)] = i
             while running:
                 done = wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done
                 for i in running.values():
@@ -163,15 +175,36 @@ class _Ear(Listener):
         self.warnings.append(message)
 
 
-def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Callable[[int], None]) -> tuple[Outcome, list[str]]:
+def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Callable[[int], None],
+             until: float | None = None) -> tuple[Outcome, list[str]]:
     """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
     ear = _Ear(heard)
+    if until is not None and time.time() >= until:
+        return LATE, []
     try:
-        return run_config(RunConfig.make(flat), out=folder, again=again, listener=ear, cores=1).document(), ear.warnings
+        config = RunConfig.make(flat)
+        result = run_config(config, out=folder, again=again, listener=ear, cores=1, data=_data_of(config), until=until)
+        return result.document(), ear.warnings
     except ConsilienceError as error:
         return str(error), ear.warnings
     except Exception as error:
         return f"{type(error).__name__}: {error}", ear.warnings
+
+
+_LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs
+_OF_DATA = ("data", "split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out",
+            "split_file", "data_dir")
+
+
+def _data_of(config: RunConfig) -> FederatedData:
+    """Runs in a row that differ by method alone read and divide their data once."""
+    r = config.run
+    seed = config.policy.seed if r.data_seed is None else r.data_seed
+    key = json.dumps([seed, os.environ.get(VARIABLE), *(getattr(r, name) for name in _OF_DATA)])
+    if key not in _LOADED:
+        _LOADED.clear()
+        _LOADED[key] = load_data(config)
+    return _LOADED[key]
 
 
 _ROUNDS: list[Any] = []
@@ -192,13 +225,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(number: int, flat: dict[str, Any], folder: str | None, again: bool) -> tuple[Outcome, list[str]]:
+def _in_worker(number: int, flat: dict[str, Any], folder: str | None, again: bool, until: float | None) -> tuple[Outcome, list[str]]:
     rounds = _ROUNDS[0]
     rounds[number] = 0
 
     def heard(n: int) -> None:
         rounds[number] = n
-    return _attempt(flat, folder, again, heard)
+    return _attempt(flat, folder, again, heard, until)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""Every cell of a recipe with what lies in the folder of runs: values by the protocol, and why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConsilienceError
+from ..report.gather import StoredRun
+from .check import missing_data
+from .folders import cell_values, known_measures, run_folder, scaled_rounds, stored_run
+from .format import Cell, Recipe, Score
+from .orders import Order
+from .outcome import Entry, Outcome
+from .score import value_in, value_of
+
+
+def runs_of(recipe: Recipe, place: Path, order: Order, cell: Cell, seeds: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], Path]]:
+    """The runs of a cell, by seed. A mean of other columns has none of its own."""
+    for seed in seeds if cell.values is not None else ():
+        values = cell_values(cell, seed, scale=order.scale, scaled=recipe.scaled, engine=order.engine, device=order.device)
+        yield seed, values, run_folder(place, values)
+
+
+def obstacle(cell: Cell) -> str | None:
+    """Why a cell cannot be had, by the recipe or for want of data."""
+    return cell.unavailable or (missing_data(cell.values) if cell.values is not None else None)
+
+
+def collect(recipe: Recipe, place: Path, order: Order, failures: Mapping[str, str] | None = None) -> Outcome:
+    """Every cell of the recipe with what lies in the folder of runs."""
+    return _Collection(recipe, place, order, failures or {}).outcome()
+
+
+class _Collection:
+    def __init__(self, recipe: Recipe, place: Path, order: Order, failures: Mapping[str, str]) -> None:
+        self.recipe, self.place, self.order, self.failures = recipe, place, order, failures
+        self.asked = order.seeds_of(recipe)
+        self.cells = {(c.row.name, c.column.name): c for c in recipe.cells}
+
+    def outcome(self) -> Outcome:
+        entries = {}
+        for name, cell in self.cells.items():
+            full = cell.rounds if cell.values is not None else 0
+            entry = Entry(cell, scaled_rounds(full, self.order.scale) if full else 0, full, unavailable=obstacle(cell))
+            for seed, values, folder in runs_of(self.recipe, self.place, self.order, cell, sorted({*self.asked, *self.recipe.seeds})):
+                self.fill(entry, seed, values, folder)
+            entries[name] = entry
+        for (row, _), entry in entries.items():
+            if entry.cell.column.mean_of and not entry.cell.unavailable:
+                self.average(entry, [entries[row, other] for other in entry.cell.column.mean_of])
+        return Outcome(self.recipe, list(entries.values()), self.order.scale, self.asked, self.order.command(self.recipe))
+
+    def fill(self, entry: Entry, seed: int, values: dict[str, Any], folder: Path) -> None:
+        try:
+            run = stored_run(folder, values)
+        except ConsilienceError as error:
+            entry.states[seed] = f"failed: {error}"
+            return
+        if run is None:
+            if folder.name in self.failures:
+                entry.states[seed] = f"failed: {self.failures[folder.name]}"
+            elif seed in self.asked:
+                entry.states[seed] = "not run"
+            return
+        entry.unavailable = None                       # it was run where the data are
+        entry.runs[seed] = run
+        if run.stopped is None:
+            last = run.records[-1]["round"] if run.records else 0
+            entry.states[seed] = f"round {last} of {values['rounds']}"
+        else:
+            entry.states[seed] = "done"
+        if folder.name in self.failures:
+            entry.states[seed] = f"failed: {self.failures[folder.name]}"
+        try:
+            value = self.number(entry.cell, entry.cell.score, seed, run)
+            if value is not None:
+                (entry.partial if run.stopped is None else entry.values)[seed] = value
+            for title, score in entry.cell.also if run.stopped is not None else ():
+                if (other := self.number(entry.cell, score, seed, run)) is not None:
+                    entry.also.setdefault(title, {})[seed] = other
+        except ConsilienceError as error:
+            entry.states[seed] = f"failed: {error}"
+
+    def number(self, cell: Cell, score: Score, seed: int, run: StoredRun) -> float | None:
+        """The value of a run by a protocol, in the table's unit."""
+        percent = 100.0 if cell.unit == "%" else 1.0
+        if score.measure:
+            taken = known_measures(run.path).get(score.measure)
+            value = value_in(taken["result"], score.value or "", score.measure) if taken else None
+            return None if value is None else percent * score.factor * value
+        if isinstance(score.select, int) and self.order.scale != 1.0:
+            score = dataclasses.replace(score, select=scaled_rounds(score.select, self.order.scale))
+        if score.reach_row is not None:
+            threshold = self.threshold(cell, score, seed)
+            if threshold is None:
+                return None
+            score = dataclasses.replace(score, reach_row=None, reach=threshold)
+        value = value_of(score, run.records)
+        return None if value is None else percent * value
+
+    def threshold(self, cell: Cell, score: Score, seed: int) -> float | None:
+        """What the row named by the score has in this column, by the same protocol. None while its run is not finished."""
+        other = self.cells[score.reach_row or "", cell.column.name]
+        for _, values, folder in runs_of(self.recipe, self.place, self.order, other, [seed]):
+            run = stored_run(folder, values)
+            if run is not None and run.stopped is not None:
+                return value_of(dataclasses.replace(score, reach_row=None, report="value"), run.records)
+        return None
+
+    def average(self, entry: Entry, parts: Sequence[Entry]) -> None:
+        """The mean over other columns, for seeds that all of them have."""
+        entry.rounds, entry.full_rounds = parts[0].rounds, parts[0].full_rounds
+        entry.unavailable = next((p.unavailable for p in parts if p.unavailable), None)
+        for seed in sorted({s for p in parts for s in p.states}):
+            if all(seed in p.values for p in parts):
+                entry.values[seed] = sum(p.values[seed] for p in parts) / len(parts)
+                entry.states[seed] = "done"
+            else:
+                entry.states[seed] = next(p.states.get(seed, "not run") for p in parts if seed not in p.values)

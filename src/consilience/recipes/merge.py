@@ -1,0 +1,63 @@
+"""Bring runs together that were made on several machines: folders, or archives of them."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ConfigError, ConsilienceError
+from ..report.gather import find_runs, read_run
+
+
+def merge_runs(sources: Sequence[str | Path], runs: Path) -> list[str]:
+    """Copy every run found in the sources into `runs`, unless the one there has come further; returns the names of those copied."""
+    copied: list[str] = []
+    for source in map(Path, sources):
+        if source.is_dir():
+            copied += _copy(source, runs)
+        elif source.is_file():
+            with tempfile.TemporaryDirectory() as place:
+                _unpack(source, Path(place))
+                copied += _copy(Path(place), runs)
+        else:
+            raise ConfigError(f"There is no folder or archive {str(source)!r} to take runs from.")
+    return copied
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(into)                              # zipfile itself keeps names inside the folder
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(into, filter="data")                  # no links out of the folder, no devices, no absolute names
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise ConfigError(f"The archive {str(archive)!r} cannot be unpacked: {error}.") from None
+
+
+def _copy(folder: Path, runs: Path) -> list[str]:
+    out = []
+    for found in find_runs([folder]):
+        target = runs / found.name
+        if found.resolve() == target.resolve() or _progress(found) <= _progress(target):
+            continue
+        if target.is_dir():
+            shutil.rmtree(target)
+        shutil.copytree(found, target)
+        out.append(found.name)
+    return out
+
+
+def _progress(folder: Path) -> tuple[bool, int, int]:
+    """Finished or not, rounds made, and whether it can go on from a checkpoint."""
+    try:
+        run = read_run(folder)
+    except (ConsilienceError, OSError):
+        return False, -1, 0
+    tensors = len(list(folder.glob("checkpoints/*/state.safetensors")))
+    return run.stopped is not None, run.records[-1]["round"] if run.records else 0, min(tensors, 1)

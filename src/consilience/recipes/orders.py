@@ -1,0 +1,78 @@
+"""What is asked of recipes: rows, columns, seeds, the share of the rounds; and where the results go."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .format import Cell, Recipe
+
+_ASKED = re.compile(r"^(?P<name>.*\.toml|[^:]*)(?::(?P<rows>[^:]*))?(?::(?P<columns>[^:]*))?$")
+
+
+def split_names(text: str | None) -> tuple[str, ...]:
+    return tuple(n.strip() for n in (text or "").split(",") if n.strip())
+
+
+def parse_asked(text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """'dbe/table5:local,fedavg:fmnist' as recipe, rows and columns; both may be left out."""
+    found = _ASKED.match(text)
+    if found is None or not found["name"]:
+        raise ConfigError(f"A recipe is asked for as NAME, NAME:rows or NAME:rows:columns, as in dbe/table5:local,fedavg:fmnist. "
+                          f"Got {text!r} instead.")
+    return found["name"], split_names(found["rows"]), split_names(found["columns"])
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked of a recipe."""
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: int | None = None                    # how many, from the recipe's first; None: the recipe's own
+    scale: float = 1.0                          # of the rounds
+    engine: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 100:
+            raise ConfigError(f"The rounds' scale must be above 0 and at most 100. Got {self.scale!r} instead.")
+        if self.seeds is not None and self.seeds < 1:
+            raise ConfigError(f"The number of seeds must be at least 1. Got {self.seeds} instead.")
+
+    def seeds_of(self, recipe: Recipe) -> list[int]:
+        known = list(recipe.seeds)
+        count = self.seeds or len(known)
+        return (known + list(range(max(known) + 1, max(known) + 1 + count)))[:count]
+
+    def cells_of(self, recipe: Recipe) -> list[Cell]:
+        """The cells asked for, in the order they were asked for: column by column, and the rows as they were named."""
+        def place(asked: Sequence[str], name: str) -> int:
+            return asked.index(name) if asked else 0
+        chosen = recipe.select(self.rows, self.columns)
+        return sorted(chosen, key=lambda c: (place(self.columns, c.column.name), place(self.rows, c.row.name)))
+
+    def command(self, recipe: Recipe) -> str:
+        """As it can be typed, without this machine's places."""
+        words = ["consilience", "reproduce", recipe.name]
+        words += ["--rows", ",".join(self.rows)] if self.rows else []
+        words += ["--columns", ",".join(self.columns)] if self.columns else []
+        words += ["--seeds", str(self.seeds)] if self.seeds else []
+        words += ["--rounds-scale", f"{self.scale:g}"] if self.scale != 1.0 else []
+        words += ["--engine", self.engine] if self.engine else []
+        words += ["--device", self.device] if self.device else []
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A recipe, what is asked of it, where its results go, and where the runs lie."""
+
+    recipe: Recipe
+    order: Order
+    out: Path
+    runs: Path

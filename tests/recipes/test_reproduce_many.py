@@ -1,0 +1,216 @@
+"""Several recipes in one command, cut off by the clock, brought together from archives, and kept as CSV."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tarfile
+import time
+
+import pytest
+from tiny_recipe import TINY
+
+from consilience.errors import ConfigError
+from consilience.recipes.collect import collect
+from consilience.recipes.folders import cell_values, run_folder, settle_machine, stored_run
+from consilience.recipes.load import load_recipe
+from consilience.recipes.merge import merge_runs
+from consilience.recipes.orders import Order, Piece, parse_asked
+from consilience.recipes.results import NOTHING_YET, WORDS, write_results
+from consilience.recipes.run import reproduce, reproduce_all
+from consilience.runs.files import read_json, write_json
+from consilience.runs.folder import read_records
+
+run_module = importlib.import_module("consilience.runs.run")
+HALF = Order((), ("accuracy",), 1, 0.5)
+
+
+def entry(outcome, row, column="accuracy"):
+    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Both rows with one seed and half of the rounds, undisturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    recipe = load_recipe(folder / "tiny.toml")
+    return recipe, reproduce(recipe, folder / "out", HALF, jobs=1), folder / "out"
+
+
+def test_rows_and_columns_behind_the_name():
+    assert parse_asked("dbe/table5") == ("dbe/table5", (), ())
+    assert parse_asked("dbe/table5:local,fedavg") == ("dbe/table5", ("local", "fedavg"), ())
+    assert parse_asked("dbe/table5::fmnist") == ("dbe/table5", (), ("fmnist",))
+    assert parse_asked("my:place/mine.toml:a:b,c") == ("my:place/mine.toml", ("a",), ("b", "c"))
+    with pytest.raises(ConfigError, match="NAME:rows:columns"):
+        parse_asked("a:b:c:d")
+
+
+def test_cells_come_in_the_order_they_are_asked_for(whole):
+    recipe = whole[0]
+    named = lambda order: [(c.row.name, c.column.name) for c in order.cells_of(recipe)]
+    assert named(Order(("dbe", "fedavg"), ("kept", "accuracy"))) == [("dbe", "kept"), ("fedavg", "kept"), ("dbe", "accuracy"),
+                                                                    ("fedavg", "accuracy")]
+    assert named(Order(("dbe",))) == [("dbe", "accuracy"), ("dbe", "kept")]
+
+
+def test_several_recipes_share_runs_and_one_seed_of_all_comes_first(tiny, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(TINY.replace('title = "Two methods', 'title = "The same two methods'), encoding="utf-8")
+    pieces = [Piece(load_recipe(path), Order(rows, ("accuracy",), 2, 0.25), tmp_path / path.stem, tmp_path / "runs")
+              for path, rows in ((tiny, ("dbe",)), (other, ("fedavg", "dbe")))]
+    told: list[str] = []
+    heard: list[tuple[str, int]] = []
+    outcomes = reproduce_all(pieces, jobs=1, tell=told.append,
+                             finished=lambda piece, outcome: heard.append((piece.out.name, sum(len(e.values) for e in outcome.entries))))
+    assert len(list((tmp_path / "runs").iterdir())) == 4                       # two methods, two seeds, shared by both recipes
+    runs = list(dict.fromkeys(line.partition(": ")[0] for line in told))
+    assert runs == ["tiny.toml, FedAvg+DBE, accuracy, seed 0", "other.toml, FedAvg, accuracy, seed 0",
+                    "tiny.toml, FedAvg+DBE, accuracy, seed 1", "other.toml, FedAvg, accuracy, seed 1"]
+    assert all("paper" in line and " s" in line for line in told)
+    # a run that two recipes share is told to both, and each hears what it has by then
+    assert heard[:3] == [("tiny", 1), ("other", 1), ("other", 2)]
+    assert entry(outcomes[0], "dbe").values == entry(outcomes[1], "dbe").values
+
+
+def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_path, monkeypatch):
+    """The clock jumps past the end after the first round."""
+    recipe, undisturbed, _ = whole
+    limit, made = time.time() + 3600, []
+
+    class Clock:
+        perf_counter = staticmethod(time.perf_counter)
+
+        @staticmethod
+        def time():
+            return limit + 1 if made else time.time()
+
+    kept = run_module._keep
+    monkeypatch.setattr(run_module, "time", Clock)
+    monkeypatch.setattr(run_module, "_keep", lambda result, folder, listener, record: (kept(result, folder, listener, record),
+                                                                                      made.append(1) if record["round"] else None))
+    cut = reproduce(recipe, tmp_path, Order(("dbe",), ("accuracy",), 1, 0.5), jobs=1, until=limit)
+    monkeypatch.undo()
+    e = entry(cut, "dbe")
+    assert (e.state, e.values, e.difference) == ("round 1 of 2", {}, None)
+    assert e.partial[0] > 0
+    assert "at round 1 of 2" in cut.table().plain()
+    assert cut.record(e)["cut_off"] == {"0": e.partial[0]}
+    folder = e.runs[0].path
+    assert [p.name for p in (folder / "checkpoints").iterdir()][-1] == "round-000001"
+    assert not (folder / "done").exists()
+    late = reproduce(recipe, tmp_path, HALF, jobs=1, until=time.time() - 1)
+    assert entry(late, "fedavg").state == "not run"                            # nothing is begun after the end
+    after = reproduce(recipe, tmp_path, Order(("dbe",), ("accuracy",), 1, 0.5), jobs=1)
+    assert entry(after, "dbe").values == entry(undisturbed, "dbe").values
+
+
+def test_what_is_there_is_written_down_before_the_next_run_ends(whole, tmp_path):
+    """Whatever stops the second run finds the first in the table."""
+    recipe, _, _ = whole
+
+    class Killed(BaseException):
+        pass
+
+    seen = []
+
+    def finished(piece, outcome):
+        seen.append(entry(outcome, "fedavg").values)
+        raise Killed
+    with pytest.raises(Killed):
+        reproduce(recipe, tmp_path, HALF, jobs=1, finished=finished)
+    assert len(seen) == 1
+    assert seen[0]
+    assert entry(collect(recipe, tmp_path / "runs", HALF), "dbe").state == "not run"
+
+
+def test_runs_come_together_from_an_archive_and_go_on(whole, tmp_path):
+    """One run is set back as if the machine had gone; the archive holds it and a finished one."""
+    recipe, undisturbed, out = whole
+    shutil.copytree(out, tmp_path / "gone")
+    cut = next(p for p in (tmp_path / "gone" / "runs").iterdir() if p.name.startswith("dbe-"))
+    (cut / "done").unlink()
+    shutil.rmtree(sorted((cut / "checkpoints").iterdir())[-1])
+    lines = (cut / "records.jsonl").read_text().splitlines(keepends=True)
+    (cut / "records.jsonl").write_text("".join(lines[:-1]))
+    with tarfile.open(tmp_path / "back.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "gone" / "runs", "runs")
+    here = tmp_path / "here"
+    assert len(merge_runs([tmp_path / "back.tar.gz"], here / "runs")) == 2
+    half = reproduce(recipe, here, HALF, train=False)
+    assert entry(half, "fedavg").values == entry(undisturbed, "fedavg").values
+    assert entry(half, "dbe").state == "round 1 of 2"
+    after = reproduce(recipe, here, HALF, jobs=1)
+    assert after.document()["cells"] == undisturbed.document()["cells"]
+    assert merge_runs([tmp_path / "back.tar.gz"], here / "runs") == []         # what has come further stays
+    assert len(merge_runs([out / "runs"], tmp_path / "third")) == 2            # folders as well as archives
+    with pytest.raises(ConfigError, match="no folder or archive"):
+        merge_runs([tmp_path / "nothing.tar"], here / "runs")
+    (tmp_path / "broken.tar").write_text("no archive")
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        merge_runs([tmp_path / "broken.tar"], here / "runs")
+
+
+def test_a_run_begun_on_a_gpu_goes_on_without_one(whole, tmp_path):
+    recipe, undisturbed, out = whole
+    cell = recipe.select(["fedavg"], ["accuracy"])[0]
+    values = cell_values(cell, 0, scale=0.5)
+    shutil.copytree(out / "runs", tmp_path / "runs")
+    folder = run_folder(tmp_path / "runs", values)
+    assert settle_machine(folder, {**values, "engine": "workers"})["engine"] == "auto"      # as it was begun
+    stored = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**stored, "config": {**stored["config"], "device": "cuda:99", "engine": "slots"}})
+    (folder / "done").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    after = reproduce(recipe, tmp_path, Order(("fedavg",), ("accuracy",), 1, 0.5), jobs=1)
+    assert entry(after, "fedavg").values == entry(undisturbed, "fedavg").values
+
+
+def test_records_as_csv_give_the_same_table(whole, tmp_path):
+    recipe, undisturbed, out = whole
+    page = write_results(undisturbed, HALF, tmp_path)
+    again = collect(recipe, tmp_path / "records", HALF)
+    for row in ("fedavg", "dbe"):
+        assert entry(again, row).values[0] == pytest.approx(entry(undisturbed, row).values[0], abs=1e-3)    # six digits are kept
+        assert entry(again, row).also == {"last round": {0: pytest.approx(entry(undisturbed, row).also["last round"][0], abs=1e-3)}}
+    folder = entry(undisturbed, "dbe").runs[0].path
+    kept = stored_run(tmp_path / "records" / folder.name, cell_values(recipe.select(["dbe"], ["accuracy"])[0], 0, scale=0.5))
+    records = read_records(folder / "records.jsonl")
+    assert [r["round"] for r in kept.records] == [r["round"] for r in records]
+    assert kept.records[-1]["global"]["accuracy"] == pytest.approx(records[-1]["global"]["accuracy"], rel=1e-5)
+    assert kept.records[-1]["personalised"]["per_client"] == pytest.approx(records[-1]["personalised"]["per_client"], rel=1e-5)
+    text = page.read_text(encoding="utf-8")
+    assert page.name == "tiny-rounds-x0.5.md"
+    assert "SCALED DOWN" in text
+    assert "consilience run dbe --data digits" in text
+    assert "cannot be had: the method nothing_of_this_name" in text
+    assert f"{folder.name}.csv" in text
+    assert str(out.parent) not in text
+
+
+def test_words_written_by_hand_stay_on_the_page(whole, tmp_path):
+    recipe, undisturbed, _ = whole
+    page = write_results(undisturbed, HALF, tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert NOTHING_YET in text
+    page.write_text(text.replace(NOTHING_YET, "DBE is ahead.\n\nBecause."), encoding="utf-8")
+    (tmp_path / "README.md").write_text((tmp_path / "README.md").read_text() + "\nMine.\n", encoding="utf-8")
+    write_results(collect(recipe, tmp_path / "records", HALF), HALF, tmp_path)         # from the records alone
+    text = page.read_text(encoding="utf-8")
+    assert f"{WORDS[0]}\n\nDBE is ahead.\n\nBecause.\n\n{WORDS[1]}" in text
+    index = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert index.count("(tiny-rounds-x0.5.md)") == 1
+    assert "Mine." in index
+
+
+def test_records_that_went_further_are_not_replaced(whole, tmp_path):
+    recipe, undisturbed, out = whole
+    write_results(undisturbed, HALF, tmp_path / "results")
+    shutil.copytree(out / "runs", tmp_path / "runs")
+    cut = next(p for p in (tmp_path / "runs").iterdir() if p.name.startswith("dbe-"))
+    (cut / "done").unlink()
+    (cut / "records.jsonl").write_text((cut / "records.jsonl").read_text().splitlines(keepends=True)[0])
+    write_results(collect(recipe, tmp_path / "runs", HALF), HALF, tmp_path / "results")
+    assert entry(collect(recipe, tmp_path / "results" / "records", HALF), "dbe").state == ""        # still the whole run
