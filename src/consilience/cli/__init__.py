@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from .. import __version__
 from ..errors import ConsilienceError
-from . import data, demo, measure, methods, recipes, report, resume, sweep, train, use
+from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -29,6 +29,7 @@ app.command()(methods.methods)
 app.command()(methods.explain)
 app.command()(demo.demo)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
 app.add_typer(methods.new_app, name="new")
 
 

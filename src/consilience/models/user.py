@@ -50,7 +50,7 @@ def from_user(path: str, layout: Layout | None, need: Need) -> Built:
     """
     where, _, call = path.partition(":")
     name, values = options.parse_call(call, f"The factory in {path!r}")
-    factory = _find(where, name)
+    factory = find_callable(where, name)
     offered = {"sample": need.sample, "classes": need.classes, "vocabulary": need.vocabulary}
     try:
         module = factory(**{**{k: v for k, v in offered.items() if k in _parameters(factory)}, **values})
@@ -70,7 +70,7 @@ def from_user(path: str, layout: Layout | None, need: Need) -> Built:
     return Built(module, layout)
 
 
-def _find(where: str, name: str) -> Callable[..., Any]:
+def find_callable(where: str, name: str, kind: str = "factory") -> Callable[..., Any]:
     """The named object of a module, which may lie in the working directory."""
     here = os.getcwd()
     added = here not in sys.path
@@ -89,7 +89,7 @@ def _find(where: str, name: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise unknown(f"factory in {where!r}", name, public)
+        raise unknown(f"{kind} in {where!r}", name, public)
     return found
 
 

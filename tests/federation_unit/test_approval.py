@@ -1,0 +1,76 @@
+"""Which apps may run at a site, and which of their settings a run may change."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import pytest
+
+from consilience.errors import ConfigError, DataError
+from consilience.federation.approval import HARMLESS, KEEP, Approvals, files_in, hash_of
+
+
+def bundle(config='lr = 0.1\nmethod = "fedavg"\nfolder = ""\nsettings.dbe.kappa = 5\n', code="print('hello')") -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("pyproject.toml", f"[tool.flwr.app.config]\n{config}")
+        archive.writestr("app.py", code)
+    return out.getvalue()
+
+
+OWN = {"lr": 0.1, "method": "fedavg", "folder": "", "settings.dbe.kappa": 5}
+
+
+def test_only_what_is_listed_may_run(tmp_path):
+    held, app = Approvals(tmp_path), bundle()
+    assert hash_of(app) in (held.objection(app, OWN) or "")
+    held.approve(hash_of(app))
+    assert held.objection(app, OWN) is None
+    assert "not approved" in (held.objection(bundle(code="print('hallo')"), OWN) or "")
+    assert "not approved" in (held.objection(bundle(config="lr = 0.2\n"), OWN) or "")
+    held.revoke(hash_of(app))
+    assert "not approved" in (held.objection(app, OWN) or "")
+
+
+@pytest.mark.parametrize(("change", "allowed", "fine"), [
+    ({"lr": 0.5}, (), False), ({"lr": 0.5}, ("lr",), True), ({"lr": 0.5, "method": "fedbr"}, ("lr",), False), ({"folder": "/x"}, (), True),
+    ({"settings.dbe.kappa": 0}, (), False), ({"settings.dbe.kappa": 0}, ("*",), True), ({"new": 1}, (), False),
+])
+def test_a_run_may_change_only_what_was_approved(tmp_path, change, allowed, fine):
+    held, app = Approvals(tmp_path), bundle()
+    held.approve(hash_of(app), allowed)
+    why = held.objection(app, {**OWN, **change})
+    assert (why is None) == fine
+    if why:
+        assert any(key in why for key in change if key not in (*HARMLESS, *allowed))
+
+
+def test_refusals_are_kept_for_the_operator(tmp_path):
+    held = Approvals(tmp_path)
+    for i in range(KEEP + 3):
+        held.refuse(bundle(code=str(i)), "why not", 7)
+    notes = [json.loads(line) for line in (tmp_path / "refused" / "refused.jsonl").read_text().splitlines()]
+    assert len(notes) == KEEP + 3
+    assert notes[0]["run"] == 7
+    assert notes[0]["why"] == "why not"
+    kept = list((tmp_path / "refused").glob("*.fab"))
+    assert len(kept) == KEEP                                  # a server cannot fill a site's disk
+    assert all(hash_of(p.read_bytes()) == p.stem for p in kept)
+    assert [n for n, _ in files_in(kept[0].read_bytes())] == ["pyproject.toml", "app.py"]
+
+
+def test_damage_and_nonsense(tmp_path):
+    held = Approvals(tmp_path)
+    with pytest.raises(ConfigError, match="64"):
+        held.approve("abc")
+    with pytest.raises(ConfigError, match="not approved here"):
+        held.revoke("0" * 64)
+    rubbish = b"not a bundle"
+    held.approve(hash_of(rubbish))
+    with pytest.raises(DataError, match="bundle"):
+        held.objection(rubbish, OWN)
+    held.path.write_text("[]")
+    with pytest.raises(DataError, match="damaged"):
+        held.objection(bundle(), OWN)
