@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import rng, tree
 from ..errors import ConfigError
 from .part import Model
+from .pooling import pool_swiftly
 
 NORMS = (nn.modules.batchnorm._NormBase,)
 _DROPOUTS = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}   # type -> leading dims with own coins
@@ -84,6 +85,7 @@ class Network:
         self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
         self._keys: dict[str, KeySource | None] = {"key": None}
         key_dropout(module, self._keys)
+        pool_swiftly(module)
         self._params = self._places("_parameters", module.named_parameters(remove_duplicate=False))
         self._buffers = self._places("_buffers", module.named_buffers(remove_duplicate=False))
         self._modules = list(module.modules())

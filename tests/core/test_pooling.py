@@ -1,0 +1,78 @@
+"""The faster max-pooling gives PyTorch's numbers bit for bit, forward and backward, and keeps the layer what it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from consilience import rng
+from consilience.core import pooling
+from consilience.core.pooling import pool_swiftly
+
+
+def maps(*shape: int) -> torch.Tensor:
+    """After a ReLU half of the numbers are zero: many windows have several largest elements."""
+    return rng.normal(rng.key(0, "maps"), shape).relu()
+
+
+def swift(*settings, **more) -> nn.MaxPool2d:
+    layer = nn.MaxPool2d(*settings, **more)
+    pool_swiftly(layer)
+    return layer
+
+
+SETTINGS = [((2,), {}), ((3, 2, 1), {}), (((1, 2),), {"stride": 2}), ((2,), {"ceil_mode": True}), ((2, 1), {"dilation": 2})]
+
+
+@pytest.mark.parametrize(("window", "more"), SETTINGS, ids=str)
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_same_numbers_and_strides(window, more, form, monkeypatch):
+    x = maps(4, 32, 23, 24).contiguous(memory_format=form).requires_grad_()
+    used = []
+    monkeypatch.setattr(pooling._Pooled, "apply", lambda *a, real=pooling._Pooled.apply: used.append(1) or real(*a))
+    theirs, ours = nn.MaxPool2d(*window, **more)(x), swift(*window, **more)(x)
+    assert bool(used) == (form is torch.contiguous_format)          # channels_last is fast as it is
+    assert torch.equal(ours, theirs)
+    assert ours.stride() == theirs.stride()
+    g = rng.normal(rng.key(0, "g"), tuple(theirs.shape))
+    a, = torch.autograd.grad(theirs, x, g)
+    b, = torch.autograd.grad(ours, x, g)
+    assert torch.equal(a, b)
+    assert a.stride() == b.stride()
+
+
+def test_second_derivatives():
+    """d/dx Σ (dL/dx)² for L = Σ pool(x)²: what parts that differentiate through a gradient need."""
+    x = maps(3, 32, 23, 24).requires_grad_()
+    results = []
+    for layer in (nn.MaxPool2d(2), swift(2)):
+        first, = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(first.square().sum(), x)[0])
+    assert torch.equal(*results)
+    assert bool(results[0].any())
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 24, 24), (2, 16, 8, 8), (4, 32, 32, 32), (32, 23, 24)],
+                         ids=["few channels", "little work", "pages apart", "no batch"])
+def test_where_it_does_not_pay_pytorch_pools(shape, monkeypatch):
+    monkeypatch.setattr(pooling._Pooled, "apply", lambda *a: pytest.fail("turned round"))
+    assert torch.equal(swift(2)(maps(*shape)), F.max_pool2d(maps(*shape), 2))
+
+
+def test_the_layer_stays_what_it_was():
+    class Mine(nn.MaxPool2d):
+        """A layer of somebody's own."""
+    net = nn.Sequential(nn.MaxPool2d(2), Mine(2), nn.MaxPool2d(2, return_indices=True))
+    heard = []
+    net[0].register_forward_hook(lambda *a: heard.append(1))
+    pool_swiftly(net)
+    assert isinstance(net[0], nn.MaxPool2d)
+    assert type(net[1]) is Mine
+    net[1](net[0](maps(4, 32, 24, 24)))
+    assert heard == [1]
+    out, places = net[2](maps(4, 32, 23, 24))
+    assert torch.equal(out, F.max_pool2d(maps(4, 32, 23, 24), 2))
+    assert places.dtype == torch.int64
+    assert not net.state_dict()
