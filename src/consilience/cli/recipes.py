@@ -74,7 +74,7 @@ Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and i
 
 
 def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...], seeds: int | None, scale: float, engine: str | None,
-            device: str | None, out: Path | None, runs: Path | None) -> list[Piece]:
+            device: str | None, changed: tuple[tuple[str, str], ...], out: Path | None, runs: Path | None) -> list[Piece]:
     """What is asked of every recipe, and where its results go. Several recipes share their runs; one named twice is one piece of each."""
     parsed = [parse_asked(text) for text in asked]
     if (rows or columns) and (len(parsed) > 1 or any(r or c for _, r, c in parsed)):
@@ -86,7 +86,7 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
         folder = out if out is not None and len(parsed) == 1 else top / plain
         place = runs or (folder if len(parsed) == 1 else top) / RUNS
-        pieces.append(Piece(recipe, Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device), folder, place))
+        pieces.append(Piece(recipe, Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device, changed), folder, place))
     return pieces
 
 
@@ -98,6 +98,8 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
               scale: Annotated[float, typer.Option("--rounds-scale", help="Run this share of the recipe's rounds. Every output says so.",
                                                    min=0.0001, max=100)] = 1.0,
               engine: s.Engine = None, device: s.Device = None, data_dir: s.DataDir = None,
+              option: Annotated[list[str] | None, typer.Option("--option", "-o", help="A setting of all runs, as in precision=bfloat16. "
+                                                               "Every output says so. May be repeated.")] = None,
               out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results, with several recipes a folder in "
                                                         "it for each; without it reproductions/ and the recipe's name.")] = None,
               runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the run folders, to share runs between recipes; "
@@ -119,7 +121,11 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
     if form not in FORMATS:
         Table([], []).render(form)                                # says which there are, before anything is run
     chosen_rows, chosen_columns = (split_names(",".join(given or ())) for given in (rows, columns))
-    pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, out_, runs)
+    pairs = [pair.partition("=") for pair in option or ()]
+    if any(not equals for _, equals, _ in pairs):
+        raise typer.BadParameter("takes name=value, as in precision=bfloat16.", param_hint="--option")
+    changed = tuple((name.strip(), value.strip()) for name, _, value in pairs)
+    pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, changed, out_, runs)
     for piece in pieces if merge else ():
         merge_runs(merge or (), piece.runs)
     with progress_bar() as bar:

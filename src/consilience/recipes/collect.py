@@ -20,7 +20,8 @@ from .score import value_in, value_of
 def runs_of(recipe: Recipe, place: Path, order: Order, cell: Cell, seeds: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], Path]]:
     """The runs of a cell, by seed. A mean of other columns has none of its own."""
     for seed in seeds if cell.values is not None else ():
-        values = cell_values(cell, seed, scale=order.scale, scaled=recipe.scaled, engine=order.engine, device=order.device)
+        values = cell_values(cell, seed, scale=order.scale, scaled=recipe.scaled, engine=order.engine, device=order.device,
+                             changed=order.changed)
         yield seed, values, run_folder(place, values)
 
 
@@ -51,7 +52,8 @@ class _Collection:
         for (row, _), entry in entries.items():
             if entry.cell.column.mean_of and not entry.cell.unavailable:
                 self.average(entry, [entries[row, other] for other in entry.cell.column.mean_of])
-        return Outcome(self.recipe, list(entries.values()), self.order.scale, self.asked, self.order.command(self.recipe))
+        return Outcome(self.recipe, list(entries.values()), self.order.scale, self.asked, self.order.command(self.recipe),
+                       changed=self.order.changed)
 
     def fill(self, entry: Entry, seed: int, values: dict[str, Any], folder: Path) -> None:
         try:

@@ -25,14 +25,14 @@ from .records import csv_of, read_csv_run
 
 RUNS = "runs"
 MEASURES = "recipe_measures.json"
-_MACHINE = ("engine", "device", "track")       # how a run is carried out, not what it computes
+_MACHINE = ("engine", "device", "track", "eval_batch")       # how a run is carried out, not what it computes
 
 
 def cell_values(cell: Cell, seed: int, *, scale: float = 1.0, scaled: Sequence[str] = (), engine: str | None = None,
-                device: str | None = None) -> dict[str, Any]:
+                device: str | None = None, changed: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
     """Settings of a cell's run. With a scale the rounds shrink, and so do the settings that the recipe names as scaled."""
     assert cell.values is not None
-    values = {**cell.values, "seed": seed, "rounds": scaled_rounds(cell.rounds, scale)}
+    values = {**cell.values, **dict(changed), "seed": seed, "rounds": scaled_rounds(cell.rounds, scale)}
     if scale != 1.0 and scaled:
         facts, run = method_facts(cell.method, values.get("settings", {})), run_facts(values)
         shrunk = {p: scaled_rounds(facts.options[p], scale) for p in scaled if p in facts.options}

@@ -37,8 +37,13 @@ class Order:
     scale: float = 1.0                          # of the rounds
     engine: str | None = None
     device: str | None = None
+    changed: tuple[tuple[str, str], ...] = ()   # settings of the runs that are not as the recipe has them
 
     def __post_init__(self) -> None:
+        for name, _ in self.changed:
+            if name in ("method", "settings", "seed", "rounds"):
+                raise ConfigError(f"The setting {name!r} is the recipe's. Write a recipe of your own to have it otherwise"
+                                  + (", or use --rounds-scale." if name == "rounds" else "."))
         if not 0 < self.scale <= 100:
             raise ConfigError(f"The rounds' scale must be above 0 and at most 100. Got {self.scale!r} instead.")
         if self.seeds is not None and self.seeds < 1:
@@ -63,6 +68,7 @@ class Order:
         words += ["--columns", ",".join(self.columns)] if self.columns else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
         words += ["--rounds-scale", f"{self.scale:g}"] if self.scale != 1.0 else []
+        words += [word for name, value in self.changed for word in ("-o", f"{name}={value}")]
         words += ["--engine", self.engine] if self.engine else []
         words += ["--device", self.device] if self.device else []
         return shlex.join(words)

@@ -78,14 +78,16 @@ class Outcome:
     command: str = ""
     figures: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    changed: Sequence[tuple[str, str]] = ()
 
     @property
     def label(self) -> str:
-        """Stands in every output when the rounds are not the recipe's."""
-        if self.scale == 1.0:
-            return ""
+        """Stands in every output when the rounds or settings are not the recipe's."""
         way = "DOWN" if self.scale < 1 else "UP"
-        return f"SCALED {way}: rounds x{self.scale:g} of the recipe's, so these are not the table's numbers"
+        scaled = f"SCALED {way}: rounds x{self.scale:g} of the recipe's" if self.scale != 1.0 else ""
+        changed = f"CHANGED: {', '.join(f'{name}={value}' for name, value in self.changed)}" if self.changed else ""
+        both = "; ".join(filter(None, (scaled, changed)))
+        return f"{both}, so these are not the table's numbers" if both else ""
 
     def table(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
         """Paper / ours / difference of some rows and columns, column by column."""
@@ -157,7 +159,8 @@ class Outcome:
         """One JSON-able document."""
         r = self.recipe
         return {"recipe": r.name, "title": r.title, "paper": r.citation, "scaled": None if self.scale == 1.0 else self.scale,
-                "label": self.label, "command": self.command, "seeds": list(self.seeds), "recipe_seeds": list(r.seeds),
+                "changed": dict(self.changed), "label": self.label, "command": self.command, "seeds": list(self.seeds),
+                "recipe_seeds": list(r.seeds),
                 "readings": list(r.readings), "notes": list(r.notes), "cells": [self.record(e) for e in self.entries],
                 "order": self.order(self.entries), "figures": list(self.figures), "remarks": list(self.remarks),
                 "unavailable": r.unavailable}

@@ -26,7 +26,8 @@ NOTHING_YET = "Not written yet."
 
 def page_name(outcome: Outcome) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", outcome.recipe.name.removesuffix(".toml").lower()).strip("-")
-    return plain + (f"-rounds-x{outcome.scale:g}" if outcome.scale != 1.0 else "")
+    scaled = f"-rounds-x{outcome.scale:g}" if outcome.scale != 1.0 else ""
+    return plain + scaled + "".join(f"-{name}-{value}" for name, value in outcome.changed)
 
 
 def write_results(outcome: Outcome, order: Order, into: str | Path, drawn_in: Path | None = None) -> Path:
@@ -117,7 +118,7 @@ def _runs(shown: Sequence[Entry]) -> Table:
             title = f"{e.cell.row.title}, {e.cell.column.title}"
             row[1] += ("; " if row[1] else "") + title
             row[3] = f"{run.records[-1]['round'] if run.records else 0} of {run.config.get('rounds', '?')}"
-            row[4], row[5] = run.stopped or "cut off", str(run.about.get("hash", ""))
+            row[4], row[5] = run.stopped or "cut off", str(run.about.get("hash") or "–")
     return Table(["records", "cells", "seed", "rounds", "ended", "split"], list(rows.values()))
 
 

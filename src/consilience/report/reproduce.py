@@ -25,7 +25,8 @@ def command_of(run: StoredRun) -> str:
     words = ["consilience", "run", run.method]
     rest = []
     for name, value in run.config.items():
-        if name in _ELSEWHERE or (value == defaults.get(name) and name not in ("seed", "data", "rounds")):
+        plain = tuple(value) if isinstance(value, list) else value                # as stored, a list stands for a tuple
+        if name in _ELSEWHERE or (plain == defaults.get(name) and name not in ("seed", "data", "rounds")):
             continue
         text = _text(value)
         if name in _FLAGS:
