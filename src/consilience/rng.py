@@ -7,7 +7,7 @@ and no hidden state: adding a draw somewhere never changes a draw elsewhere, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def _signed(x: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-_CONSTANTS = (_GOLDEN, _MIX_1, _MIX_2)
+HASH_CONSTANTS = (_GOLDEN, _MIX_1, _MIX_2)
 
 
 def _shift(x: Tensor, n: int) -> Tensor:
@@ -49,7 +49,7 @@ def _number(words: Sequence[str | int]) -> int:
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (an int, or an int64 tensor)."""
     if _rng_cuda.usable(key):
-        return _rng_cuda.fold(key, number, _CONSTANTS)
+        return _rng_cuda.fold(key, number, HASH_CONSTANTS)
     return _mix(key * _GOLDEN + number)
 
 
@@ -62,14 +62,14 @@ def key(base: int | Tensor, *words: str | int) -> Tensor:
 def bits(key: Tensor, n: int) -> Tensor:
     """n int64 with all 64 bits random."""
     if _rng_cuda.usable(key):
-        return _rng_cuda.draw(key, n, False, _CONSTANTS)
+        return _rng_cuda.draw(key, n, False, HASH_CONSTANTS)
     return _mix(key + (torch.arange(n, device=key.device) + 1) * _GOLDEN)
 
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers in (0, 1), never 0 and never 1."""
     if _rng_cuda.usable(key):
-        return _rng_cuda.draw(key, math.prod(shape), True, _CONSTANTS).reshape(tuple(shape))
+        return _rng_cuda.draw(key, math.prod(shape), True, HASH_CONSTANTS).reshape(tuple(shape))
     return (_shift(bits(key, math.prod(shape)), 41).float() + 0.5).div(1 << 23).reshape(tuple(shape))
 
 
@@ -91,6 +91,20 @@ def integers(key: Tensor, below: int | Tensor, shape: Sequence[int]) -> Tensor:
 def permutation(key: Tensor, n: int) -> Tensor:
     """0 … n − 1 in random order."""
     return bits(key, n).argsort()
+
+
+def keys(base: int | Tensor, *words: str | int, each: Iterable[str | int]) -> Tensor:
+    """key(base, *words, e) for every e, as one tensor."""
+    start = base if isinstance(base, Tensor) else torch.tensor(base, dtype=torch.int64)
+    return fold(start, torch.tensor([_number((*words, e)) for e in each], dtype=torch.int64))
+
+
+def permutations(keys: Tensor, sizes: Tensor) -> Tensor:
+    """permutation(keys[i], sizes[i]) for every i, one after another. Keys and sizes are on the host."""
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    place = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
+    drawn = _mix(keys[owner] + (place + 1) * _GOLDEN)
+    return place[torch.from_numpy(np.lexsort((drawn.numpy(), owner.numpy())))]
 
 
 def subset(key: Tensor, n: int, size: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,25 @@ class RowTable(Sequence[Tensor]):
         sizes = torch.tensor([0, *(len(r) for r in each)])
         return cls(torch.cat(each) if each else torch.zeros(0, dtype=torch.int64), sizes.cumsum(0))
 
+    @classmethod
+    def grouped(cls, rows: Tensor, owner: Tensor, clients: int) -> RowTable:
+        """From rows that stand in the order of their owners."""
+        counts = torch.bincount(owner, minlength=clients)
+        return cls(rows, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+
     @property
     def sizes(self) -> Tensor:
         return self.starts.diff()
+
+    @property
+    def owner(self) -> Tensor:
+        """Whose each row is."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def sorted(self) -> RowTable:
+        """With every client's rows in ascending order."""
+        order = np.lexsort((self.rows.numpy(), self.owner.numpy()))
+        return RowTable(self.rows[torch.from_numpy(order)], self.starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1

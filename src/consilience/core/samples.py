@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import rng
+from .. import memory, rng, tree
 from .part import Phase
 from .policy import Policy
 from .population import Population, RowTable
@@ -64,7 +64,7 @@ class Samples:
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples transformed as in evaluation."""
-        rows = rows.to(self.device)
+        rows = tree.to(rows, self.device)
         x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
         if self.policy.layout == "channels_last" and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -73,6 +73,10 @@ class Samples:
     def batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(rows), self.policy.eval_batch):
             yield self.inputs(rows[start: start + self.policy.eval_batch])
+
+    def let_go(self) -> None:
+        """Samples that are mapped from a file need not stay in memory once they have been looked at."""
+        memory.let_go((self.x, self.y, self.rows.table.rows))
 
     def schedule(self, number: int, phases: list[Phase]) -> Schedule:
         """The batches a client makes, phase by phase; empty when it cannot make one."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
+from ..core.population import RowTable
 from ..errors import DataError
 
 # (x, y, key) -> (x, y) for a batch. With a key: as in training, drawing from it; with None: as in evaluation.
@@ -20,6 +22,9 @@ Transform = Callable[[Tensor, Tensor, "Tensor | None"], tuple[Tensor, Tensor]]
 def as_float(x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
     """uint8 to [0, 1]; anything else as it is."""
     return (x.float() / 255 if x.dtype == torch.uint8 else x), y
+
+
+as_float.random = False          # type: ignore[attr-defined]  # it draws nothing, so a step makes no key for it
 
 
 class ClientRows(NamedTuple):
@@ -35,6 +40,42 @@ def no_rows() -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
+class ClientTable(Sequence[ClientRows]):
+    """Clients by number. All rows lie in three tables, so that 100,000 clients are no more objects than ten."""
+
+    def __init__(self, names: Sequence[str], train: RowTable, val: RowTable, test: RowTable) -> None:
+        self.names, self.train, self.val, self.test = tuple(names), train, val, test
+
+    @classmethod
+    def of(cls, clients: Iterable[ClientRows]) -> ClientTable:
+        if isinstance(clients, ClientTable):
+            return clients
+        each = list(clients)
+        return cls([c.name for c in each], *(RowTable.of([getattr(c, part) for c in each]) for part in ("train", "val", "test")))
+
+    @property
+    def parts(self) -> tuple[RowTable, RowTable, RowTable]:
+        return self.train, self.val, self.test
+
+    def everything(self) -> RowTable:
+        """All rows of every client: those to train on first, then validation, then test."""
+        rows, owner = torch.cat([t.rows for t in self.parts]), torch.cat([t.owner for t in self.parts])
+        order = owner.argsort(stable=True)
+        return RowTable.grouped(rows[order], owner[order], len(self))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, number: int) -> ClientRows: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[ClientRows, ...]: ...
+    def __getitem__(self, number: int | slice) -> ClientRows | tuple[ClientRows, ...]:
+        if isinstance(number, slice):
+            return tuple(self[i] for i in range(*number.indices(len(self))))
+        return ClientRows(self.names[number], self.train[number], self.val[number], self.test[number])
+
+
 @dataclass(frozen=True)
 class FederatedData:
     """Samples and who owns them. Clients are numbered by their place in `clients`; keys are drawn from that number."""
@@ -43,7 +84,7 @@ class FederatedData:
     x: Tensor
     y: Tensor
     classes: int
-    clients: tuple[ClientRows, ...]
+    clients: Sequence[ClientRows]                      # becomes a ClientTable
     test: Tensor = field(default_factory=no_rows)      # rows of a test set that belongs to no client
     transform: Transform = as_float
     description: dict[str, Any] = field(default_factory=dict)   # source, split, shifts; goes into the run's record
@@ -51,11 +92,12 @@ class FederatedData:
     task: str = "classification"                       # or "segmentation": y holds a mask per sample
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", ClientTable.of(self.clients))
         if not self.clients:
             raise DataError(f"Data set {self.name!r} has no clients.")
         if len(self.x) != len(self.y):
             raise DataError(f"Data set {self.name!r} has {len(self.x)} samples but {len(self.y)} labels.")
-        names = [c.name for c in self.clients]
+        names = self.table.names
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise DataError(f"Data set {self.name!r} has two clients named {twice!r}.")
@@ -67,12 +109,24 @@ class FederatedData:
     def population(self) -> int:
         return len(self.clients)
 
+    @property
+    def table(self) -> ClientTable:
+        assert isinstance(self.clients, ClientTable)
+        return self.clients
+
     def split_hash(self) -> str:
         """A hash of who owns which rows; equal splits have equal hashes on every machine."""
+        return self._split_hash
+
+    @cached_property
+    def _split_hash(self) -> str:
         digest = hashlib.sha256()
-        for client in (*self.clients, *self.held_out):
-            digest.update(client.name.encode() + b"\0")
-            for rows in (client.train, client.val, client.test):
-                digest.update(len(rows).to_bytes(8, "little") + rows.to(torch.int64).numpy().astype("<i8").tobytes())
+        for table in (self.table, ClientTable.of(self.held_out)):
+            parts = [(t.rows.to(torch.int64).numpy().astype("<i8", copy=False), t.starts.tolist()) for t in table.parts]
+            for number, name in enumerate(table.names):
+                digest.update(name.encode() + b"\0")
+                for rows, starts in parts:
+                    start, end = starts[number], starts[number + 1]
+                    digest.update((end - start).to_bytes(8, "little") + rows[start:end].tobytes())
         digest.update(self.test.to(torch.int64).numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:16]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import rng
+from .. import memory, rng
+from ..core.population import RowTable
 from ..errors import ConfigError, did_you_mean
 from . import shifts, splits, transforms
 from .dataset import Dataset
-from .federated import ClientRows, FederatedData, no_rows
+from .federated import ClientTable, FederatedData, no_rows
 from .sources import Source, make
 from .split_file import read_split
 from .splits.fractions import train_fraction as keep_fraction
@@ -24,6 +24,7 @@ from .text import PADDING, CharacterDataset, TextDataset, apply_vocabulary
 
 TESTS = ("clients", "global", "both", "published")
 POOLS = ("train", "all")
+_PIECE = 2**26               # bytes looked at in one go
 
 
 def load(source: str | Source | Dataset, split: str | None = None, clients: int | None = None, seed: int = 0, *,
@@ -56,9 +57,10 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     defaults: Source | type[Source] = own or Source
     about: dict[str, Any] = {"source": text, "samples": len(dataset.y), "fingerprint": fingerprint_of(dataset)}
     if split_file is not None:
-        rows, global_test, recorded = read_split(split_file, dataset.name, about["fingerprint"])
+        listed, global_test, recorded = read_split(split_file, dataset.name, about["fingerprint"])
         about |= {k: recorded.get(k) for k in ("split", "clients", "shift", "seed", "train", "validation", "test", "pool")}
         about["split_file"] = Path(split_file).name
+        rows = ClientTable.of(listed)
         shift, seed = shift or recorded.get("shift"), int(recorded.get("seed", seed))
     else:
         if test is None:
@@ -76,11 +78,12 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
                   "test": test, "pool": pool}
     if train_fraction is not None:
         key = rng.key(seed, "data", "train_fraction")
-        rows = [c._replace(train=keep_fraction(c.train, train_fraction, rng.key(key, i))) for i, c in enumerate(rows)]
+        fewer = RowTable.of([keep_fraction(own, train_fraction, rng.key(key, i)) for i, own in enumerate(rows.train)])
+        rows = ClientTable(rows.names, fewer, rows.val, rows.test)
         about["train_fraction"] = train_fraction
     x, y, about["shift"] = _shift(dataset, shift, rows, seed)
     if isinstance(dataset, TextDataset):
-        known = [c.train for i, c in enumerate(rows) if c.name not in hold_out and i not in hold_out]
+        known = [own for i, (name, own) in enumerate(zip(rows.names, rows.train)) if name not in hold_out and i not in hold_out]
         x, about["vocabulary"] = apply_vocabulary(dataset, torch.cat(known))
     elif isinstance(dataset, CharacterDataset):
         about["vocabulary"] = {"size": dataset.vocabulary, "padding": PADDING, "tokens": x.shape[1]}
@@ -89,12 +92,13 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     batch = transforms.make(transform or defaults.default_transform or ("normalise" if dataset.mean else "none"), dataset)
     about["transform"] = batch.text
     about["class_names"] = list(dataset.class_names)
-    data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=tuple(rows), test=global_test,
+    data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=rows, test=global_test,
                          transform=batch, description=about, task=dataset.task)
     if hold_out:
         data = keep_apart(data, hold_out)[0]
         about = data.description
     about["hash"] = data.split_hash()
+    memory.trim()
     return data
 
 
@@ -106,12 +110,12 @@ def natural_split(dataset: Dataset) -> str:
     return Source.default_split if dataset.task == "classification" else "iid"
 
 
-def _shift(dataset: Dataset, shift: str | None, rows: list[ClientRows], seed: int) -> tuple[Tensor, Tensor, str | None]:
+def _shift(dataset: Dataset, shift: str | None, rows: ClientTable, seed: int) -> tuple[Tensor, Tensor, str | None]:
     """Samples and masks as the clients see them, and the shift with every setting written out."""
     if not shift:
         return dataset.x, dataset.y, None
     made, key = shifts.make(shift), rng.key(seed, "data", "shift")
-    owned = [torch.cat([c.train, c.val, c.test]) for c in rows]
+    owned = list(rows.everything())
     y = dataset.y
     if made.moves_pixels and dataset.task == "segmentation":
         y = made.apply(y[:, None], owned, key)[:, 0]
@@ -123,7 +127,9 @@ def fingerprint_of(dataset: Dataset) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for tensor in (dataset.x, dataset.y):
         digest.update(str((tuple(tensor.shape), str(tensor.dtype))).encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+        for piece in tensor.split(max(1, _PIECE // max(1, tensor[:1].numel() * tensor.element_size()))):
+            digest.update(piece.contiguous().view(torch.uint8).numpy().data if piece.numel() else b"")
+            memory.let_go([tensor])
     return digest.hexdigest()
 
 
@@ -181,31 +187,38 @@ def _assign(split: splits.Split, dataset: Dataset, rows: Tensor, clients: int | 
 
 
 def _parts(dataset: Dataset, assignment: splits.Assignment, seed: int, train: float | None, validation: float,
-           test: str) -> list[ClientRows]:
-    out = []
-    for i, (name, mine) in enumerate(zip(assignment.names, assignment.rows)):
+           test: str) -> ClientTable:
+    """Every client's rows as train, validation and test, all clients at once: there may be 100,000 of them."""
+    table = assignment.rows
+    owner, sizes = table.owner, table.sizes
+    if test == "published" and dataset.roles is not None:
+        role = dataset.roles[table.rows]
+    else:
         # Keyed by the client's number, so that one client's cut does not depend on another's size.
-        mine = mine[rng.permutation(rng.key(seed, "data", "parts", i), len(mine))]
-        if test == "published" and dataset.roles is not None:
-            role = dataset.roles[mine]
-            out.append(ClientRows(name, *(mine[role == r].sort().values for r in (0, 1, 2))))
-        else:
-            out.append(ClientRows(name, *cut(mine, train, validation)))
-    return out
+        order = rng.permutations(rng.keys(seed, "data", "parts", each=range(len(table))), sizes)
+        train_sizes, val_sizes = counts(sizes, train, validation)
+        place = torch.empty_like(order)                          # of a row in its client's random order
+        place[table.starts[owner] + order] = torch.arange(len(order)) - table.starts[owner]
+        role = (place >= train_sizes[owner]).long() + (place >= (train_sizes + val_sizes)[owner])
+    return ClientTable(assignment.names, *(RowTable.grouped(table.rows[role == r], owner[role == r], len(table)) for r in range(3)))
 
 
-def cut(rows: Tensor, train: float | None, validation: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Shuffled rows as train, validation and test: ⌊train·n⌋, ⌊validation·n⌋ and what is left.
+def counts(sizes: Tensor, train: float | None, validation: float) -> tuple[Tensor, Tensor]:
+    """Of so many rows each: ⌊train·n⌋ to train on and ⌊validation·n⌋ to validate on; what is left is for the test.
 
     Where the fractions leave no test part (train None, or a sum of 1), what rounding leaves goes to train. A client with
     rows has at least one to train on.
     """
-    n = len(rows)
-    n_val = math.floor(validation * n + 1e-9)
+    share = lambda fraction: (sizes.double() * fraction + 1e-9).floor().long()
+    val = share(validation)
     if train is None or train + validation > 1 - 1e-9:
-        n_train = n - n_val
-    else:
-        n_train = max(math.floor(train * n + 1e-9), min(n, 1))
-    n_val = min(n_val, n - n_train)
-    train_rows, val_rows, test_rows = (p.sort().values for p in rows.split([n_train, n_val, n - n_train - n_val]))
+        return sizes - val, val
+    out = torch.maximum(share(train), sizes.clamp(max=1))
+    return out, torch.minimum(val, sizes - out)
+
+
+def cut(rows: Tensor, train: float | None, validation: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Shuffled rows as train, validation and test, each sorted; sizes are those of `counts`."""
+    n_train, n_val = (int(n) for n in counts(torch.tensor([len(rows)]), train, validation))
+    train_rows, val_rows, test_rows = (p.sort().values for p in rows.split([n_train, n_val, len(rows) - n_train - n_val]))
     return train_rows, val_rows, test_rows

@@ -22,7 +22,7 @@ def draw_split(data: FederatedData, path: str | Path, part: str = "all", class_n
                title: str | None = None, dpi: int = 100) -> Path:
     """Write the picture of a federated data set to `path` (.png, .svg or .pdf) and return the path."""
     counts = count_labels(data.y, rows_of(data, part), data.classes)
-    names = [c.name for c in data.clients]
+    names = data.table.names
     return draw_counts(counts, names, path, class_names, title or f"{data.name}: {data.description.get('split', 'split')}", dpi)
 
 

@@ -8,24 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.population import RowTable
 from ..errors import ConfigError
 from .federated import FederatedData
 
 PARTS = ("all", "train", "val", "test")
 
 
-def rows_of(data: FederatedData, part: str = "all") -> list[Tensor]:
+def rows_of(data: FederatedData, part: str = "all") -> RowTable:
     """The rows of each client: all it owns, or one part."""
     if part not in PARTS:
         raise ConfigError(f"The part of a client's rows must be one of {', '.join(PARTS)}. Got {part!r} instead.")
-    return [torch.cat([c.train, c.val, c.test]) if part == "all" else getattr(c, part) for c in data.clients]
+    table: RowTable = data.table.everything() if part == "all" else getattr(data.table, part)
+    return table
 
 
 def count_labels(y: Tensor, rows: Sequence[Tensor], classes: int) -> Tensor:
     """Clients × classes. Masks have no label per sample: all samples count as one class."""
+    table = RowTable.of(rows)
     if y.dim() != 1:
-        return torch.tensor([[len(r)] for r in rows])
-    return torch.stack([torch.bincount(y[r], minlength=classes) for r in rows])
+        return table.sizes[:, None]
+    return torch.bincount(table.owner * classes + y[table.rows], minlength=len(table) * classes).view(len(table), classes)
 
 
 def effective_classes(counts: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def describe_counts(counts: Tensor) -> dict[str, Any]:
 def describe(data: FederatedData, part: str = "all") -> dict[str, Any]:
     """The numbers of a federated data set; `counts` has a row per client, in the order of `names`."""
     counts = count_labels(data.y, rows_of(data, part), data.classes)
-    return {"name": data.name, "part": part, "hash": data.split_hash(), "names": [c.name for c in data.clients],
+    return {"name": data.name, "part": part, "hash": data.split_hash(), "names": list(data.table.names),
             **describe_counts(counts)}
 
 

@@ -1,38 +1,40 @@
 """Values passed between processes: tensors lie in shared memory, only a small description travels through a pipe.
 
-A region is a growing file mapped by both sides, on the memory file system where there is one. A parcel is anything that can
-be pickled; its tensors are laid into the region, and the pickle says where. Tensors that are themselves mapped from a file
+A region is a growing file mapped by both sides, on the memory file system where there is one. A parcel is a plain value
+(`_plain`): its tensors are laid into the region, and a JSON document says where. Tensors that are themselves mapped from a file
 are not copied at all: the other side maps the same file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import math
 import mmap
 import os
-import pickle
-import runpy
 import shutil
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .. import memory
 from ..errors import ConfigError
+from . import _plan
+from ._plain import decode, encode
 
 ALIGN = 64
 _MEMORY_FILES = Path("/dev/shm")
 
 
 class Parcel(NamedTuple):
-    """What travels: the name of the mapped file and the pickle without its tensors."""
+    """What travels: the name of the mapped file, a document, and where in the file its tensors are."""
 
     file: str
-    content: bytes
+    content: Any
+    places: list[Any]
 
 
 def shared_folder() -> Path:
@@ -91,139 +93,125 @@ class Region:
 
     @torch.no_grad()
     def write(self, value: Any) -> Parcel:
-        out = io.BytesIO()
-        pickler = _Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.dump(value)
-        if self.path is None or pickler.size > len(self.memory):
-            self._grow(pickler.size)
-        for place, tensor in pickler.placed:
+        places = _Places()
+        return self._lay(encode(value, places.number), places)
+
+    @torch.no_grad()
+    def write_plan(self, value: Any) -> Parcel:
+        """What only a pickle can hold; it lies in the region as well. For `Reader.read_plan`."""
+        places = _Places()
+        pickled = torch.frombuffer(bytearray(_plan.dump(value, places.number)), dtype=torch.uint8)
+        return self._lay(places.number(pickled), places)
+
+    def _lay(self, document: Any, places: _Places) -> Parcel:
+        if self.path is None or places.size > len(self.memory):
+            self._grow(places.size)
+        for place, tensor in places.laid:
             _view(self.memory, place).copy_(tensor)
         assert self.path is not None
-        return Parcel(self.path.name, out.getvalue())
+        return Parcel(self.path.name, document, places.all)
 
 
 class Reader:
-    """The reading side of any number of regions."""
+    """The reading side of any number of regions. `orders`: functions may be named in what is read, as a worker is told its task."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, orders: bool = False) -> None:
+        self.folder, self.orders = folder, orders
         self._maps: dict[str, Tensor] = {}                     # region -> its newest file
         self._names: dict[str, str] = {}
-        self._files: dict[str, mmap.mmap] = {}                 # data that are mapped from files of their own
+        self._files: dict[str, Tensor] = {}                    # data that are mapped from files of their own
 
-    def read(self, parcel: Parcel, copy: bool) -> Any:
+    def read(self, parcel: Any, copy: bool) -> Any:
         """The value. Without a copy its tensors are the shared memory itself, and change when the writer writes again."""
-        region = parcel.file.rpartition("-")[0]
-        if self._names.get(region) != parcel.file:
-            self._maps[region], self._names[region] = _map(self.folder / parcel.file), parcel.file
-        return _Unpickler(io.BytesIO(parcel.content), self._maps[region], copy, self._files).load()
+        file, document, places = parcel
+        return decode(document, self._tensors(file, places, copy), self.orders)
+
+    def read_plan(self, parcel: Any) -> Any:
+        """What the process that started this one wrote with `write_plan`. Its tensors are the shared memory itself."""
+        file, document, places = parcel
+        tensor = self._tensors(file, places, copy=False)
+        return _plan.load(tensor(document).numpy().tobytes(), tensor)
+
+    def _tensors(self, file: str, places: list[Any], copy: bool) -> Callable[[int], Tensor]:
+        region = file.rpartition("-")[0]
+        if self._names.get(region) != file:
+            self._maps[region], self._names[region] = _map(self.folder / Path(file).name), file
+        shared, known = self._maps[region], dict[int, Tensor]()
+
+        def tensor(number: int) -> Tensor:
+            if number not in known:
+                place = places[number]
+                at = self._from_file(_File(*place)) if isinstance(place[0], str) else _view(shared, _Place(*place))
+                known[number] = at.clone() if copy else at
+            return known[number]
+        return tensor
+
+    def _from_file(self, place: _File) -> Tensor:
+        if place.path not in self._files:
+            self._files[place.path] = memory.map_file(place.path, torch.uint8, (os.path.getsize(place.path),))
+        whole, dtype = self._files[place.path], _DTYPES[place.dtype]
+        return whole[: len(whole) // dtype.itemsize * dtype.itemsize].view(dtype).as_strided(place.shape, place.stride, place.offset)
 
     def let_go(self) -> None:
         """Give back the pages of mapped data that were looked at. The system has them cached; a process that visits ever
         more clients should not hold ever more of them.
         """
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for file in self._files.values():
-                file.madvise(mmap.MADV_DONTNEED)
+        memory.let_go(self._files.values())
 
 
 class _Place(NamedTuple):
+    """Where a tensor lies in a region."""
+
     offset: int
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None                             # None: contiguous
-    parameter: bool
-
-
-def _view(memory: Tensor, place: _Place) -> Tensor:
-    count = 1
-    for n in place.shape:
-        count *= n
-    flat = memory[place.offset: place.offset + count * place.dtype.itemsize].view(place.dtype)
-    return flat.view(place.shape) if place.stride is None else flat.as_strided(place.shape, place.stride, flat.storage_offset())
-
-
-class _Pickler(pickle.Pickler):
-    """Gives every tensor a place instead of pickling it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.size = 0
-        self.placed: list[tuple[_Place, Tensor]] = []
-        self._known: dict[int, Any] = {}
-
-    def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return None
-        if id(value) not in self._known:
-            self._known[id(value)] = _file_of(value) or self._place(value)
-        return self._known[id(value)]
-
-    def _place(self, tensor: Tensor) -> _Place:
-        # A convolution looks at strides to choose its kernel, so channels_last must arrive as it left, one channel included.
-        keep = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        place = _Place(self.size, tensor.dtype, tuple(tensor.shape), tensor.stride() if keep else None,
-                       isinstance(tensor, nn.Parameter))
-        self.size += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
-        self.placed.append((place, tensor.detach()))
-        return place
 
 
 class _File(NamedTuple):
+    """Where a tensor lies in a file of its own."""
+
     path: str
-    bytes: int
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
 
+_DTYPES = {str(t): t for t in vars(torch).values() if isinstance(t, torch.dtype)}
+
+
+def _view(region: Tensor, place: _Place) -> Tensor:
+    dtype = _DTYPES[place.dtype]
+    flat = region[place.offset: place.offset + math.prod(place.shape) * dtype.itemsize].view(dtype)
+    return flat.view(place.shape) if place.stride is None else flat.as_strided(place.shape, place.stride, flat.storage_offset())
+
+
+class _Places:
+    """Gives every tensor of a value a number and a place."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.all: list[_Place | _File] = []
+        self.laid: list[tuple[_Place, Tensor]] = []
+        self._known: dict[int, int] = {}
+
+    def number(self, tensor: Tensor) -> int:
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = len(self.all)
+            self.all.append(_file_of(tensor) or self._place(tensor))
+        return self._known[id(tensor)]
+
+    def _place(self, tensor: Tensor) -> _Place:
+        # A convolution looks at strides to choose its kernel, so channels_last must arrive as it left, one channel included.
+        keep = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        place = _Place(self.size, str(tensor.dtype), tuple(tensor.shape), tensor.stride() if keep else None)
+        self.size += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
+        self.laid.append((place, tensor.detach()))
+        return place
+
+
 def _file_of(tensor: Tensor) -> _File | None:
     """The file a tensor is mapped from, shared with the disk; None for ordinary memory."""
-    if tensor.device.type != "cpu":
-        return None
-    storage = tensor.untyped_storage()
-    path = storage.filename
-    if path is None or not os.path.isfile(path):
-        return None
-    return _File(os.path.abspath(path), storage.nbytes(), tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: Tensor, copy: bool, files: dict[str, mmap.mmap]) -> None:
-        super().__init__(file)
-        self.memory, self.copy, self.files = memory, copy, files
-        self._known: dict[_Place, Tensor] = {}
-
-    def persistent_load(self, place: Any) -> Tensor:
-        if isinstance(place, _File):
-            return self._from_file(place)
-        if place not in self._known:
-            tensor = _view(self.memory, place)
-            if place.parameter:
-                tensor = nn.Parameter(tensor.clone(), requires_grad=tensor.is_floating_point())
-            self._known[place] = tensor.clone() if self.copy and not place.parameter else tensor
-        return self._known[place]
-
-    def _from_file(self, place: _File) -> Tensor:
-        if place.path not in self.files:
-            with open(place.path, "rb") as file:               # nothing is ever written through it
-                self.files[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        whole = torch.frombuffer(self.files[place.path], dtype=place.dtype, count=place.bytes // place.dtype.itemsize)
-        return whole.as_strided(place.shape, place.stride, place.offset)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "__main__":
-            _import_main()
-        return super().find_class(module, name)
-
-
-MAIN = "CONSILIENCE_MAIN"          # set for workers: the script of the process that started them
-
-
-def _import_main() -> None:
-    """Bring in the classes of the user's script, which must not start training when it is imported."""
-    path = os.environ.pop(MAIN, "")
-    if path:
-        found = runpy.run_path(path, run_name="__consilience_worker__")
-        vars(sys.modules["__main__"]).update({k: v for k, v in found.items() if not k.startswith("__")})
+    path = memory.file_of(tensor)
+    return _File(path, str(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())) if path else None

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import tree
 from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.part import Model
@@ -42,7 +43,9 @@ class Scores:
             return {"accuracy": None, "mean": None, "worst": None, "worst_client": None, "loss": None, "per_client": {},
                     "scored": self.scored, **self.extra}
         worst = min(each, key=lambda name: (each[name], name))
-        more = {m: self.pooled(m) for m in self.values if m not in ("accuracy", "loss")}
+        more: dict[str, Any] = {m: self.pooled(m) for m in self.values if m not in ("accuracy", "loss")}
+        if more:                                                # Dice by site
+            more["by_client"] = {m: self.with_samples(m) for m in more}
         return {"accuracy": self.pooled("accuracy"), "mean": sum(each.values()) / len(each), "worst": each[worst],
                 "worst_client": worst, "loss": self.pooled("loss"), **more, "per_client": each, "scored": self.scored, **self.extra}
 
@@ -57,19 +60,20 @@ def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
             "dice": dice.mean(1), "dice_foreground": dice[:, 1:].mean(1)}
 
 
-def _sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
+def score_sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
           owners: int) -> dict[str, Tensor]:
     """Sums per owner of every measure, over the rows given."""
     totals: dict[str, Tensor] = {}
     start = 0
     for x, y in fed.samples.batches(rows):
         logits = fed.look(number, state, model, x, False, taps).logits
-        whose = owner[start: start + len(y)].to(fed.device)
+        whose = tree.to(owner[start: start + len(y)], fed.device)
         start += len(y)
         for measure, values in per_sample(fed.population.task, logits, y).items():
             if measure not in totals:
                 totals[measure] = torch.zeros(owners, dtype=torch.float64, device=fed.device)
             totals[measure].index_add_(0, whose, values.double())
+    fed.samples.let_go()
     return totals
 
 
@@ -85,8 +89,10 @@ PIECE = 4                     # batches that one process scores at a time
 def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> list[dict[str, Tensor]]:
     """One number per sample of every measure, batch by batch, for the model given or the global one."""
     state = fed.client(number)
-    return [per_sample(fed.population.task, fed.look(number, state, model or fed.model, x, False, False).logits, y)
-            for x, y in fed.samples.batches(rows)]
+    out = [per_sample(fed.population.task, fed.look(number, state, model or fed.model, x, False, False).logits, y)
+           for x, y in fed.samples.batches(rows)]
+    fed.samples.let_go()
+    return out
 
 
 def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str) -> Scores:
@@ -118,24 +124,28 @@ def score_each(fed: Federation, asked: Iterable[Asked], names: Sequence[str], sc
     counts = [0] * len(names)
     for a in asked:
         counts[a.owner] = len(a.rows)
-        sums = _sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1)
+        sums = score_sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1)
         for measure, total in sums.items():
             totals.setdefault(measure, torch.zeros(len(names), dtype=torch.float64))[a.owner] = float(total)
     return _scores(totals, names, counts, scored)
 
 
-def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
-    """Every client's own model on its own rows. Where nothing is personal that is the global model."""
+def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str], numbers: Sequence[int] | None = None) -> Scores:
+    """Every client's own model on its own rows. Where nothing is personal that is the global model.
+
+    `numbers` says whose the rows are; without it they are those of clients 0, 1, …
+    """
     if not fed.personal:
         return score_global(fed, rows, names)
-    numbers = [i for i, own in enumerate(rows) if len(own)]
+    places = [i for i, own in enumerate(rows) if len(own)]
     totals: dict[str, Tensor] = {}
-    for number, sums in zip(numbers, fed.each(_score_own, numbers, None, [rows[i] for i in numbers])):
+    each = fed.each(_score_own, [i if numbers is None else numbers[i] for i in places], None, [rows[i] for i in places])
+    for place, sums in zip(places, each):
         for measure, total in sums.items():
-            totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64))[number] = float(total)
+            totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64))[place] = float(total)
     return _scores(totals, names, [len(r) for r in rows], fed.personal_scoring)
 
 
 def _score_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
     """Sums of a client's own model on its own rows."""
-    return _sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1)
+    return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1)

@@ -6,7 +6,7 @@ A federation's states are replaced, never written to, so a shallow copy can play
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Overlay(ClientStore):
         self.changed.update(states)
 
     def _numbers(self) -> Iterator[int]:
-        return iter(sorted({*self.changed, *(number for number, _ in self.below.visited())} if self.below else self.changed))
+        return iter({*self.changed, *self.below.numbers()} if self.below else self.changed)
 
     def _forget(self) -> None:
         self.below, self.changed = None, {}
@@ -74,12 +74,13 @@ class _Keeping:
             yield outcome
 
 
-def train_all(fed: Federation, tell: Callable[[int, int], None] = lambda done, of: None) -> Trained:
-    """The next round with every client in it."""
+def train_all(fed: Federation, tell: Callable[[int, int], None] = lambda done, of: None, clients: Sequence[int] | None = None) -> Trained:
+    """The next round with every client in it, or with those given."""
     other = twin(fed)
-    engine = _Keeping(fed.engine, lambda done: tell(done, fed.size))
+    cohort = range(fed.size) if clients is None else clients
+    engine = _Keeping(fed.engine, lambda done: tell(done, len(cohort)))
     other.engine = engine
-    report = other.round(range(fed.size))
+    report = other.round(cohort)
     return Trained(engine.outcomes, other.model, report.exchanged)
 
 
@@ -116,16 +117,18 @@ class _Watching:
                     self.show(done, total, slot.model)
 
 
-def watch_client(fed: Federation, number: int, every: int, show: Callable[[int, int, Model], None]) -> None:
+def watch_client(fed: Federation, number: int, every: int, show: Callable[[int, int, Model], None],
+                 clients: Sequence[int] | None = None) -> None:
     """One client's local training in the next round. `show(step, of, model)` sees the start, every `every` steps and the end.
 
-    All clients take part in what comes before training (surveys, deliveries), so that the client receives what it would receive.
+    All clients, or those given, take part in what comes before training (surveys, deliveries), so that the client receives what it
+    would receive.
     The model shown is written to by the next step.
     """
     other = twin(fed)
     other.engine = _Watching(fed, number, every, show)
     try:
-        other.round([number, *(i for i in range(fed.size) if i != number)])
+        other.round([number, *(i for i in (range(fed.size) if clients is None else clients) if i != number)])
     except _Enough:
         return
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from .. import rng
 from ..core.federation import Federation
 from ..core.part import Model
+from ..core.population import RowTable
 from ..data import FederatedData
 from ..errors import ConfigError, did_you_mean
 from .gather import Answers, Asked, gather
@@ -42,8 +42,9 @@ class Subject:
     """Gathers what measures ask for, each thing once. Nothing here changes the federation."""
 
     def __init__(self, fed: Federation, data: FederatedData, records: Sequence[dict[str, Any]] = (), reference: Reference | None = None,
-                 tell: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:
-        self.fed, self.data, self.records, self.reference, self.tell = fed, data, records, reference, tell
+                 tell: Callable[[str, int, int], None] = lambda what, done, of: None, clients: Sequence[int] | None = None) -> None:
+        """`clients`: who is looked at where they are too many; nobody else then has samples in `data`."""
+        self.fed, self.data, self.records, self.reference, self.tell, self.clients = fed, data, records, reference, tell, clients
         self._memo: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -57,8 +58,8 @@ class Subject:
         return rng.key(self.fed.policy.seed, "measure", *words)
 
     @property
-    def names(self) -> list[str]:
-        return [c.name for c in self.data.clients]
+    def names(self) -> tuple[str, ...]:
+        return self.data.table.names
 
     def number(self, owner: int) -> int:
         """A client's number in the federation, which has one only where data are pooled."""
@@ -66,8 +67,8 @@ class Subject:
 
     @cached_property
     def trained(self) -> Trained:
-        """Every client after the next round's local training."""
-        return train_all(self.fed, lambda done, of: self.tell("local training", done, of))
+        """Every client looked at after the next round's local training."""
+        return train_all(self.fed, lambda done, of: self.tell("local training", done, of), None if self.fed.pooled else self.clients)
 
     # ---- samples -----------------------------------------------------------------------------------------------------
 
@@ -78,14 +79,15 @@ class Subject:
         order = ("test", "global") if first == "test" else ("global", "test")
         return next((r for r in order if self.count(r)), first)
 
-    def rows(self, rows: str) -> list[Tensor]:
+    def rows(self, rows: str) -> Sequence[Tensor]:
         """The rows of every client; the same for all where they are the global test set."""
         if rows == "global":
             return [self.data.test] * len(self.data.clients)
-        return [{"test": c.test, "validation": c.val, "train": c.train}[rows] for c in self.data.clients]
+        table = self.data.table
+        return {"test": table.test, "validation": table.val, "train": table.train}[rows]
 
     def count(self, rows: str) -> int:
-        return len(self.data.test) if rows == "global" else sum(len(r) for r in self.rows(rows))
+        return len(self.everything(rows))
 
     def no_rows(self, rows: str) -> str | None:
         """Why there is nothing to measure on, or None."""
@@ -97,7 +99,8 @@ class Subject:
 
     def everything(self, rows: str) -> Tensor:
         """All rows once."""
-        return self.data.test if rows == "global" else torch.cat(self.rows(rows))
+        held = self.rows(rows) if rows != "global" else None
+        return held.rows if isinstance(held, RowTable) else self.data.test
 
     def present(self, owner: int) -> set[int]:
         """Classes among a client's training samples."""
@@ -169,7 +172,7 @@ class Subject:
             if not self._trains(owner):
                 raise ConfigError(f"The client {name!r} has too few samples for a batch, so it never trains.")
             return owner
-        able = [i for i in range(len(self.names)) if self._trains(i)]
+        able = [i for i in (range(len(self.names)) if self.clients is None else self.clients) if self._trains(i)]
         return min(able, key=lambda i: (abs(len(self.present(i)) - self.data.classes / 2), i))
 
     def _trains(self, owner: int) -> bool:
@@ -188,6 +191,6 @@ class Subject:
                 said = gather(self.fed, [Asked(number, state, model, False, drawn, owner)], point)
                 seen.append((step, said.logits, said.values))
                 self.tell(f"local training of {self.names[owner]}", step, of)
-            watch_client(self.fed, number, max(1, round(total / looks)), show)
+            watch_client(self.fed, number, max(1, round(total / looks)), show, None if self.fed.pooled else self.clients)
             return seen
         return self.once(("path", owner, rows, point, looks, samples), walk)

@@ -21,13 +21,14 @@ Key = tuple[str, int]
 def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, out: str | Path | None = None, jobs: int | None = None,
             with_local: bool = True, again: bool = False, overrides: Mapping[str, Mapping[str, Any]] | None = None,
             reference: str | None = None, score: str = "last", tune: int | None = None,
-            learning_rates: Sequence[float] | None = None, save: bool = False, watcher: Watcher | None = None) -> Comparison:
+            learning_rates: Sequence[float] | None = None, save: bool = False, watcher: Watcher | None = None,
+            on: str = "here") -> Comparison:
     """Run every method with every seed, in parallel where there are cores, and put the results side by side.
 
     Each run is kept in a folder of its own under `out`, so that an interrupted comparison goes on where it was. `overrides`
     gives single methods settings of their own. A run that fails is reported in its row; the others go on. With `tune`
     every method is first given that many configurations to choose from by validation, on a seed that is not compared.
-    `save` writes comparison.json and comparison.md into `out`.
+    `save` writes comparison.json and comparison.md into `out`. `on` is "here", or "ray" for runs on a cluster.
     """
     check_score(score)
     seeds = list(dict.fromkeys(seeds))
@@ -40,10 +41,10 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     if tune is not None:
         base, said = with_validation(base)
         tuning = tune_entries(entries, base, seeds, tune, score=score, learning_rates=learning_rates, out=out, jobs=jobs, again=again,
-                              watcher=watcher)
+                              watcher=watcher, on=on)
         entries = [tuning.settled(e) for e in entries]
         remarks = remarks + said
-    elif score == "best_by_validation" and not base.run.validation and not any(len(c.val) for c in load_data(base).clients):
+    elif score == "best_by_validation" and not base.run.validation and not len(load_data(base).table.val.rows):
         raise ConfigError("The score best_by_validation needs validation samples: set validation=0.1 or so.")
     failures: dict[Key, str] = {}
     work: dict[Key, Job] = {}
@@ -54,7 +55,7 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
                 continue
             config = entry.config(base, seed)
             work[entry.name, seed] = Job(f"{entry.name}, seed {seed}", config, folder_in(out, config))
-    outcomes = dict(zip(work, run_many(list(work.values()), "comparing", workers=jobs, again=again, watcher=watcher)))
+    outcomes = dict(zip(work, run_many(list(work.values()), "comparing", workers=jobs, again=again, watcher=watcher, on=on)))
     failures |= {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, str)}
     documents = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, dict)}
     shared = {k: v for k, v in base.portable().items() if k not in ("method", "settings", "seed")} | {"settings": given}

@@ -17,7 +17,7 @@ from .. import rng
 from ..core.federation import Federation
 from ..core.network import KeyedDropout
 from ..core.part import Model
-from ..core.population import Population
+from ..core.population import Population, RowTable
 from ..core.task import task_named
 from ..data import transforms
 from ..data.dataset import Dataset
@@ -135,7 +135,9 @@ def _shell(card: dict[str, Any]) -> tuple[Federation, Any]:
     x = torch.zeros(len(rows), *card["input"]["shape"], dtype=getattr(torch, card["input"]["type"]))
     y = torch.zeros(len(rows), *(x.shape[2:] if card["task"] == "segmentation" else ()), dtype=torch.int64)
     transform = transforms.make(card["transform"], Dataset("exported", x, y, m["classes"]))
-    population = Population(x, y, (rows,) * card["clients"], m["classes"], transform, proxy=x if config.run.proxy else None,
+    starts = torch.full((card["clients"] + 1,), len(rows))
+    starts[0] = 0                                     # the first client has them all
+    population = Population(x, y, RowTable(rows, starts), m["classes"], transform, proxy=x if config.run.proxy else None,
                             task=task_named(card["task"]))
     built = make(m["factory"], sample=tuple(m["sample"]), classes=m["classes"], key=rng.key(config.policy.seed, "model"),
                  vocabulary=m["vocabulary"], taps=m["taps"])

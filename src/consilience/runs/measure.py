@@ -16,6 +16,7 @@ from ..report.tables import Table
 from .files import read_json, write_json
 from .folder import read_records
 from .reload import OpenedRun, read_run_config
+from .scoring import only, scored_clients
 
 FILE = "measures.json"
 Tell = Callable[[str, str, int, int], None]          # measure, what it is doing, done, of
@@ -43,7 +44,8 @@ def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any
     """
     if reference is not None and not isinstance(reference, Reference):
         reference = read_reference(reference)
-    subject = Subject(run.federation, run.data, run.records, reference)
+    chosen = scored_clients(run.federation, run.data, run.config.run.eval_clients)
+    subject = Subject(run.federation, only(run.data, chosen), run.records, reference, clients=chosen)
     measures = make_measures(names, options) if names else _quick(options)
     reasons = {m.name: m.why_not(subject) for m in measures}
     if names:
@@ -89,13 +91,13 @@ def check_measures(fed: Federation, data: FederatedData, names: Sequence[str]) -
     _refuse({m.name: m.why_not(subject) for m in make_measures(names)})
 
 
-def measures_of_round(fed: Federation, data: FederatedData, names: Sequence[str], records: Sequence[dict[str, Any]] = ()
-                      ) -> dict[str, Any]:
+def measures_of_round(fed: Federation, data: FederatedData, names: Sequence[str], records: Sequence[dict[str, Any]] = (),
+                      clients: Sequence[int] | None = None) -> dict[str, Any]:
     """Measures of a federation as it stands in a run: {name: result}. The federation is not changed.
 
-    `records` are those of the rounds so far, the one just scored included.
+    `records` are those of the rounds so far, the one just scored included. `clients`: who is looked at, where that is not everybody.
     """
-    subject = Subject(fed, data, records)
+    subject = Subject(fed, data, records, clients=clients)
     out = {}
     for one in make_measures(names):
         reason = one.why_not(subject)

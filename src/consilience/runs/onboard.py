@@ -13,7 +13,7 @@ from .. import rng, tree
 from ..core.client import ClientState, ClientView, LocalWork
 from ..core.federation import Federation
 from ..core.part import Model
-from ..core.population import Population
+from ..core.population import Population, RowTable
 from ..core.task import task_named
 from ..data.load import cut
 from ..engines import Sequential
@@ -70,9 +70,9 @@ def _federation(run: OpenedRun, x: Tensor, y: Tensor, rows: Tensor, epochs: int,
     old, data = run.federation, run.data
     policy = replace(old.policy, epochs=epochs, steps=None, schedule="constant",
                      lr=lr if lr is not None else old.policy.lr_at(max(old.round_number, 1)))
-    nothing = torch.zeros(0, dtype=torch.int64)
-    names = (*(c.name for c in data.clients), NEW)
-    population = Population(x, y, (*(nothing for _ in data.clients), rows), data.classes, data.transform, names, old.population.proxy,
+    starts = torch.zeros(data.population + 2, dtype=torch.int64)
+    starts[-1] = len(rows)
+    population = Population(x, y, RowTable(rows, starts), data.classes, data.transform, (*data.table.names, NEW), old.population.proxy,
                             task_named(data.task))
     built = build_model(run.config, data)
     fed = Federation(built.module, built.layout, run.config.stack().method(), population, policy, Sequential, old.device)
@@ -97,10 +97,12 @@ def _beginning(run: OpenedRun, fed: Federation, number: int) -> tuple[ClientStat
     state, old = fed.client(number), run.federation
     local = dict(state.tensors["local"])
     norm = [k for k in local if k in fed.spec.norm and fed.spec.trained]
-    veterans = [s.tensors["local"] for _, s in old.clients.visited()]
-    if veterans:                                     # someone new has no statistics: those of the others, averaged
-        for k in norm:
-            mean = torch.stack([v[k].double() for v in veterans]).mean(0)
+    if norm:                                         # someone new has no statistics: those of the others, averaged
+        sums, veterans = {k: torch.zeros_like(local[k], dtype=torch.float64) for k in norm}, 0
+        for _, veteran in old.clients.visited():     # one at a time, for they may be many
+            sums, veterans = {k: total + veteran.tensors["local"][k] for k, total in sums.items()}, veterans + 1
+        for k, total in sums.items() if veterans else ():
+            mean = total / veterans
             local[k] = (mean if local[k].is_floating_point() else mean.round()).to(local[k].dtype)
     personal = dict(state.tensors["personal"])
     for phase in fed.phases:

@@ -100,8 +100,8 @@ def return_to_best(fed: Federation, run: Path) -> None:
         return
     each: dict[int, dict[str, Tensor]] = {}
     for path, tensor in read_tensors(folder / TOGETHER).items():
-        number, _, rest = path.partition("/")
-        each.setdefault(int(number), {})[rest] = tensor
+        owner, _, rest = path.partition("/")
+        each.setdefault(int(owner), {})[rest] = tensor
     fresh = own_tensors(fed.clients.fresh)
     for number, state in list(fed.clients.visited()):
         fed.clients.put(number, with_own(state, each.get(number, fresh)))

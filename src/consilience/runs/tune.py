@@ -168,7 +168,7 @@ def with_validation(base: RunConfig) -> tuple[RunConfig, list[str]]:
     """The configuration with validation samples, and a remark where it had none."""
     if not base.run.validation:
         about = load_data(base)
-        if not any(len(c.val) for c in about.clients):
+        if not len(about.table.val.rows):
             if base.run.split_file or about.description.get("test") == "published":
                 raise ConfigError(f"Tuning needs validation samples, but the parts of {about.name!r} are given and have none. "
                                   "Divide it anew with test=clients and validation=0.1.")
@@ -182,7 +182,7 @@ def with_validation(base: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def tune_entries(entries: Sequence[Entry], base: RunConfig, seeds: Sequence[int], budget: int, *, score: str = "last",
                  learning_rates: Sequence[float] | None = None, out: str | Path | None = None, jobs: int | None = None,
-                 again: bool = False, watcher: Watcher | None = None) -> Tuning:
+                 again: bool = False, watcher: Watcher | None = None, on: str = "here") -> Tuning:
     """Run every method's search, all of them in one go. A finished search run is only read."""
     if budget < 1:
         raise ConfigError(f"Tuning needs at least 1 configuration for every method. Got {budget} instead.")
@@ -198,7 +198,7 @@ def tune_entries(entries: Sequence[Entry], base: RunConfig, seeds: Sequence[int]
         for i, point in enumerate(points):
             config = at(entry, space, point).config(base, seed)
             work.append(Job(f"tuning {entry.name}, {i + 1} of {len(points)}", config, folder_in(out, config)))
-    outcomes = iter(run_many(work, "tuning", workers=jobs, again=again, watcher=watcher))
+    outcomes = iter(run_many(work, "tuning", workers=jobs, again=again, watcher=watcher, on=on))
     for search in searches.values():
         for trial, outcome in zip(search.trials, outcomes):
             found = None if isinstance(outcome, str) else validation_scores(outcome["records"], score)

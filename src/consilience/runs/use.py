@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def _return_to_best(run: OpenedRun) -> None:
 def served(run: OpenedRun, client: str | None = None) -> Served:
     """The global model, or the model that serves a client: its own where the method gives it one."""
     fed = run.federation
-    names = [c.name for c in run.data.clients]
+    names = run.data.table.names
     if client is None:
         if fed.no_global_model:
             raise ConfigError(f"{fed_name(run)} leaves no global model to use: {fed.no_global_model}. Name a client with --client: "
@@ -114,7 +114,7 @@ def fed_name(run: OpenedRun) -> str:
     return run.config.stack().canonical
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def _some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 
 
@@ -151,7 +151,7 @@ def _in_vocabulary(run: OpenedRun, dataset: TextDataset) -> Tensor:
     trained = sources.make(run.config.run.data).read(run.config.run.data_dir)
     if not isinstance(trained, TextDataset):
         raise DataError(f"The samples of {dataset.name!r} are text, but the run was not trained on text.")
-    order = training_vocabulary(trained, torch.cat([c.train for c in run.data.clients]))
+    order = training_vocabulary(trained, run.data.table.train.rows)
     number = {trained.words[n - 1]: 2 + i for i, n in enumerate(order)}
     return torch.tensor([0, *(number.get(word, UNKNOWN) for word in dataset.words)])[dataset.x]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import memory
 from ...errors import ConfigError, DataError
 from .. import directory as places
 from ..dataset import Dataset
@@ -44,7 +45,7 @@ def samples(x: Any, where: str) -> Tensor:
             x = x.permute(0, 3, 1, 2)
         return x.contiguous()
     if x.is_floating_point():
-        if not bool(torch.isfinite(x).all()):
+        if not _finite(x):
             raise DataError(f"{where}: some features are not finite (missing values?). Fill or drop them first.")
         return x.float().contiguous()
     if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
@@ -52,8 +53,22 @@ def samples(x: Any, where: str) -> Tensor:
     raise DataError(f"{where}: samples must be numbers. Got {x.dtype} instead.")
 
 
-def numbered(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:
+def _finite(x: Tensor) -> bool:
+    """Looked at in pieces, for it may be larger than the memory."""
+    for piece in x.split(max(1, 2**24 // max(1, x[:1].numel()))):
+        if not bool(torch.isfinite(piece).all()):
+            return False
+        memory.let_go([x])
+    return True
+
+
+def numbered(values: Sequence[Any] | np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
     """Numbers of the sorted distinct values, and the values as text. Numbers sort as numbers."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "iu":                 # the usual case, and there may be millions
+            known, place_of = np.unique(values, return_inverse=True)
+            return torch.from_numpy(place_of.reshape(-1).astype(np.int64, copy=False)), tuple(str(v) for v in known.tolist())
+        values = values.tolist()
     plain = [v.item() if hasattr(v, "item") else v for v in values]
     distinct = set(plain)
     try:
@@ -84,7 +99,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
     if plain.dtype.kind in "iufb" and plain.min() >= 0 and (classes is not None or len(np.unique(plain)) == plain.max() + 1):
         labels = torch.from_numpy(plain.astype(np.int64))
     else:
-        labels, names = numbered(plain.tolist())
+        labels, names = numbered(plain)
     found = max(int(labels.max()) + 1, len(names))
     if classes is not None and found > classes:
         raise DataError(f"{where}: labels must be 0 to {classes - 1}. Got {found - 1}.")
@@ -93,7 +108,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
         owners = np.asarray(client).reshape(-1)
         if len(owners) != len(x):
             raise DataError(f"{where}: {len(x)} samples but {len(owners)} entries in client.")
-        groups["client"], group_names["client"] = numbered(owners.tolist())
+        groups["client"], group_names["client"] = numbered(owners)
     chosen = np.asarray(test).reshape(-1).astype(bool) if test is not None else np.zeros(len(x), bool)
     if len(chosen) != len(x):
         raise DataError(f"{where}: {len(x)} samples but {len(chosen)} entries in test.")

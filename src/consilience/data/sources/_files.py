@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import DataError
+from ...memory import map_file
 
 
 def read_bytes(path: Path) -> bytes:
@@ -78,6 +79,26 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"The file {path} is not a readable .npz file: {error}.") from None
     except Exception as error:      # zipfile and zlib raise many kinds for damaged archives
         raise DataError(f"The file {path} is not a readable .npz file: {error}.") from None
+
+
+def map_arrays(folder: Path) -> dict[str, np.ndarray | Tensor]:
+    """The .npy files of a folder by name: x mapped as a tensor, the others, which are small, read."""
+    out: dict[str, np.ndarray | Tensor] = {}
+    for path in sorted(folder.glob("*.npy")):
+        try:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(f"The file {path} is not a readable .npy file: {error}.") from None
+        out[path.stem] = _mapped_tensor(path, mapped) if path.stem == "x" else np.array(mapped)
+    return out
+
+
+def _mapped_tensor(path: Path, array: np.memmap) -> Tensor:
+    known = {"|u1": torch.uint8, "<f4": torch.float32, "<i8": torch.int64}
+    if array.dtype.str not in known or not array.flags["C_CONTIGUOUS"]:
+        raise DataError(f"The file {path} cannot be mapped: it must hold bytes, float32 or int64 in C order. Got {array.dtype} "
+                        f"{'' if array.flags['C_CONTIGUOUS'] else 'in Fortran order '}instead.")
+    return map_file(path, known[array.dtype.str], array.shape, array.offset)
 
 
 def check_labels(labels: Tensor, classes: int, path: Path) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import options, rng
+from ...core.population import RowTable
 from ...errors import ConfigError, DataError
 from ..dataset import Dataset
 
@@ -24,12 +26,12 @@ from ..dataset import Dataset
 class Assignment(NamedTuple):
     """Rows of each client (sorted), the clients' names, and the rows that nobody received."""
 
-    rows: list[Tensor]
+    rows: RowTable
     names: list[str]
     unused: Tensor
 
 
-Divided = tuple[list[Tensor], list[str]]         # rows per client, in any order, and the clients' names
+Divided = tuple[Sequence[Tensor], list[str]]         # rows per client, in any order, and the clients' names
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,13 @@ class Split(abc.ABC):
             raise ConfigError(f"Split {self.name!r} divides by the label of a sample, but {dataset.name!r} has a mask "
                               f"per sample. Use iid, quantity or by_group.")
         parts, names = self._divide(dataset, rows, clients, key)
-        parts = [p.sort().values for p in parts]
-        empty = [n for n, p in zip(names, parts) if not len(p)]
+        table = RowTable.of(parts).sorted()
+        empty = (table.sizes == 0).nonzero().flatten().tolist()
         if empty:
-            raise DataError(f"Split {self.text} of {dataset.name!r} leaves {len(empty)} of {len(parts)} clients "
-                            f"without samples (the first is {empty[0]!r}). Lower the number of clients.")
-        used = torch.cat(parts)
-        unused = rows[~torch.isin(rows, used)]
-        return Assignment(parts, names, unused)
+            raise DataError(f"Split {self.text} of {dataset.name!r} leaves {len(empty)} of {len(table)} clients "
+                            f"without samples (the first is {names[empty[0]]!r}). Lower the number of clients.")
+        unused = rows[~torch.isin(rows, table.rows)]
+        return Assignment(table, names, unused)
 
     @abc.abstractmethod
     def _divide(self, dataset: Dataset, rows: Tensor, clients: int | None, key: Tensor) -> Divided:
@@ -119,10 +120,10 @@ def cut_points(shares: np.ndarray, n: int) -> np.ndarray:
     return np.diff(np.concatenate(([0], np.minimum(edges, n), [n])))
 
 
-def deal(rows: Tensor, sizes: np.ndarray | list[int]) -> list[Tensor]:
+def deal(rows: Tensor, sizes: np.ndarray | list[int]) -> RowTable:
     """Consecutive pieces of `rows`, of the given sizes; what is left over is dropped."""
-    sizes = [int(s) for s in sizes]
-    return list(rows[: sum(sizes)].split(sizes))
+    ends = torch.from_numpy(np.cumsum(np.asarray(sizes, np.int64)))
+    return RowTable(rows[: int(ends[-1]) if len(ends) else 0], torch.cat([ends.new_zeros(1), ends]))
 
 
 def require_enough(name: str, n: int, clients: int, min_size: int) -> None:

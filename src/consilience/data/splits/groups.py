@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import rng
+from ...core.population import RowTable
 from ...errors import ConfigError, DataError, did_you_mean
 from ...options import option
 from ..dataset import Dataset
@@ -99,12 +100,12 @@ def group_name(dataset: Dataset, group: str, value: int) -> str:
     return names[value] if value < len(names) else f"{group}{value}"
 
 
-def rows_by_value(of_rows: Tensor, rows: Tensor, values: Tensor) -> list[Tensor]:
+def rows_by_value(of_rows: Tensor, rows: Tensor, values: Tensor) -> RowTable:
     """Rows for each of the sorted values, in one pass: there may be thousands of writers."""
     chosen = torch.isin(of_rows, values)
-    of_rows, rows = of_rows[chosen], rows[chosen]
-    order = of_rows.argsort(stable=True)
-    return list(rows[order].split(of_rows.unique(return_counts=True)[1].tolist()))
+    place, rows = torch.searchsorted(values, of_rows[chosen]), rows[chosen]
+    order = place.argsort(stable=True)
+    return RowTable.grouped(rows[order], place[order], len(values))
 
 
 def _present(of_rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ def hold_out(data: FederatedData, clients: Sequence[int | str]) -> tuple[Federat
 
     Clients are numbered anew in both; their names stay. The test set that belongs to no client goes with both.
     """
-    names = [c.name for c in data.clients]
+    names = data.table.names
     held = set()
     for client in clients:
         if isinstance(client, str) and client not in names:

@@ -1,0 +1,73 @@
+"""Tensors mapped from files, which the system reads as they are looked at, and memory given back to the system.
+
+A mapped tensor looks like any other and must not be written to. Pages once read count as resident memory of the process until
+they are let go of; the system keeps them cached, so letting go costs little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import warnings
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_MADV_DONTNEED = 4                 # on Linux and macOS; Python's own constant is absent where the call is
+
+
+class _File(mmap.mmap):
+    """A mapping that knows its file."""
+
+    path = ""
+
+
+_FILES: weakref.WeakValueDictionary[int, _File] = weakref.WeakValueDictionary()         # address -> mapping
+
+
+def map_file(path: str | Path, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0) -> Tensor:
+    """The bytes of a file from `offset` on as a tensor, without reading them. The file may be larger than the memory."""
+    count = math.prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    with open(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")                        # that it must not be written to: nobody does
+        mapping = _File(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapping.path = os.path.abspath(path)
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        _FILES[whole.data_ptr()] = mapping
+        return whole[offset: offset + count * dtype.itemsize].view(dtype).view(shape)
+
+
+def file_of(tensor: Tensor) -> str | None:
+    """The file a tensor is mapped from, by us or by torch.from_file(shared=True); None for ordinary memory."""
+    if tensor.device.type != "cpu":
+        return None
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return None
+    ours = _FILES.get(storage.data_ptr())
+    path = storage.filename if ours is None else ours.path
+    return os.path.abspath(path) if path is not None and os.path.isfile(path) else None
+
+
+def let_go(tensors: Iterable[Tensor]) -> None:
+    """Give back the pages of mapped tensors that were looked at; ordinary tensors are left alone."""
+    for tensor in tensors:
+        if file_of(tensor) is None or os.name != "posix":
+            continue
+        storage = tensor.untyped_storage()
+        with contextlib.suppress(OSError, AttributeError):     # advice, no more
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Give back what was freed. The C library of Linux keeps much of it for later, which after large passing arrays is for nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

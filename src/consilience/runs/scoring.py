@@ -1,0 +1,112 @@
+"""The scores of a round: the global model and the clients' own, on all clients or on as many as were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..core.federation import Federation
+from ..core.population import RowTable
+from ..data import FederatedData
+from ..data.federated import ClientTable
+from ..metrics.accuracy import Scores, score_global, score_model, score_personal
+
+MOST_SCORED = 1000                # clients scored where no number is asked for
+NOT_SCORED: dict[str, Any] = {"global": None, "personalised": None, "validation": None}
+
+
+def scored_clients(fed: Federation, data: FederatedData, asked: int | None) -> list[int] | None:
+    """Clients that are scored, drawn once by the seed: the same in every round and for every method. None: all of them."""
+    most = MOST_SCORED if asked is None else asked
+    if not most or most >= data.population:
+        return None
+    return rng.subset(rng.key(fed.policy.seed, "eval_clients"), data.population, most)
+
+
+def only(data: FederatedData, chosen: Sequence[int] | None) -> FederatedData:
+    """The data as if nobody but the chosen clients had samples; numbers and names stay."""
+    if chosen is None:
+        return data
+    keep = torch.zeros(data.population, dtype=torch.bool)
+    keep[torch.tensor(chosen)] = True
+
+    def part(table: RowTable) -> RowTable:
+        mine = keep[table.owner]
+        return RowTable.grouped(table.rows[mine], table.owner[mine], len(table))
+    return dataclasses.replace(data, clients=ClientTable(data.table.names, *(part(t) for t in data.table.parts)))
+
+
+def score_round(fed: Federation, data: FederatedData, eval_clients: int | None = None) -> dict[str, Any]:
+    """Global and personalised scores on test rows, and the validation score that selection may use."""
+    chosen = scored_clients(fed, data, eval_clients)
+    numbers: Sequence[int] = range(data.population) if chosen is None else chosen
+    drawn = "" if chosen is None else f", on {len(chosen)} of {data.population} clients drawn by the seed"
+    names = [data.table.names[i] for i in numbers]
+    reason = fed.no_global_model
+
+    def both(rows: list[Tensor]) -> tuple[Scores | None, Scores]:
+        whole = score_global(fed, rows, names) if reason is None else None
+        return whole, (score_personal(fed, rows, names, numbers) if fed.personal or whole is None else whole)
+
+    def said(scores: Scores) -> dict[str, Any]:
+        record = scores.record()
+        return record | {"scored": record["scored"] + drawn}
+
+    whole, own = both([data.table.test[i] for i in numbers])
+    out: dict[str, Any] = {"global": said(whole) if whole else None, "personalised": said(own)}
+    if whole is None:
+        out["no_global_model"] = reason
+    for scores in (out["global"], out["personalised"]):
+        if scores is not None:
+            scores["test"] = None
+    if len(data.test) and out["global"] is not None:
+        on_test = score_model(fed, fed.model, [data.test], ["test"], "after aggregation, before local training").pooled("accuracy")
+        out["global"]["test"] = on_test
+        if out["global"]["accuracy"] is None:                 # clients have no test rows of their own
+            out["global"]["accuracy"] = on_test
+            if not fed.personal:
+                out["personalised"] = out["global"]
+    if data.held_out and out["global"] is not None:
+        theirs = [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in data.held_out]
+        out["held_out"] = score_global(fed, theirs, [c.name for c in data.held_out]).record()
+    valid = [data.table.val[i] for i in numbers]
+    if any(len(v) for v in valid):
+        judged = (both(valid)[1] if fed.personal else both(valid)[0] or both(valid)[1]).record()
+        out["validation"] = {k: judged[k] for k in ("accuracy", "mean", "worst", "loss")}
+    else:
+        out["validation"] = None
+    if chosen is not None:
+        out["eval_clients"] = {"scored": len(chosen), "of": data.population}
+    return out
+
+
+def warnings_of(fed: Federation, data: FederatedData) -> list[str]:
+    """What a user should know before the first round."""
+    out = []
+    idle = _never_training(fed)
+    if len(idle):
+        shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
+        out.append(f"{len(idle)} of {fed.size} clients have fewer samples than a batch of {fed.policy.batch} and will never train: "
+                   f"{shown}. Use a smaller batch, or last_batch=keep.")
+    if data.task == "classification":
+        seen = torch.zeros(data.classes, dtype=torch.int64)
+        for rows in data.table.train.rows.split(2**20):
+            seen += torch.bincount(data.y[rows], minlength=data.classes)
+        missing = (seen == 0).nonzero().flatten().tolist()
+        if missing:
+            out.append(f"No client has training samples of class {', '.join(map(str, missing))}.")
+    if fed.size == 1 and not fed.pooled:
+        out.append("There is only one client: this is ordinary training, without federation.")
+    return out
+
+
+def _never_training(fed: Federation) -> Tensor:
+    """Clients that cannot make a batch; each different size is looked at once."""
+    sizes, share = fed.samples.rows.table.sizes, fed.samples.rows.share
+    short = [n for n in sizes.unique().tolist() if not fed.samples.steps_for(n - int(n * share), fed.phases)]
+    return torch.isin(sizes, torch.tensor(short, dtype=sizes.dtype)).nonzero().flatten()
