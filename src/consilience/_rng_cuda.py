@@ -27,6 +27,12 @@ if triton is not None:
         return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
     @triton.jit
+    def uniform_at(key, i, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
+        """Number i of the draw, for kernels that draw for themselves."""
+        x = _mix(key + (i.to(tl.int64) + 1) * GOLDEN, MIX_1, MIX_2)
+        return (((x >> 41) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+
+    @triton.jit
     def _fold_kernel(key, number, out, host_number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr,
                      ON_DEVICE: tl.constexpr):
         add = host_number
@@ -38,11 +44,10 @@ if triton is not None:
     def _bits_kernel(key, out, n, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr, UNIFORM: tl.constexpr,
                      BLOCK: tl.constexpr):
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        x = _mix(tl.load(key) + (i + 1) * GOLDEN, MIX_1, MIX_2)
         if UNIFORM:
-            tl.store(out + i, (((x >> 41) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07, mask=i < n)
+            tl.store(out + i, uniform_at(tl.load(key), i, GOLDEN, MIX_1, MIX_2), mask=i < n)
         else:
-            tl.store(out + i, x, mask=i < n)
+            tl.store(out + i, _mix(tl.load(key) + (i + 1) * GOLDEN, MIX_1, MIX_2), mask=i < n)
 
 
 def usable(key: Tensor) -> bool:

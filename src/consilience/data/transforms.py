@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from .. import options, rng
 from ..errors import ConfigError, unknown
 from ..options import option
-from . import geometry
+from . import _transforms_cuda, geometry
 from .dataset import Dataset
 from .federated import as_float
 from .shifts import split_plus
@@ -220,7 +221,24 @@ class Pipeline:
     def text(self) -> str:
         return "+".join(s.text for s in self.steps)
 
+    @property
+    def random(self) -> bool:
+        """Whether it draws; a step makes no key for one that does not."""
+        return any(s.draws for s in self.steps)
+
+    @cached_property
+    def usual(self) -> tuple[Crop | None, Flip | None, Normalise | None] | None:
+        """Crop, flip and normalise, where the pipeline is that and nothing else, in that order."""
+        steps = [s for s in self.steps if not isinstance(s, Nothing)]
+        crop = next((s for s in steps if isinstance(s, Crop)), None)
+        flip = next((s for s in steps if isinstance(s, Flip) and s.axes == "horizontal"), None)
+        normalise = next((s for s in steps if isinstance(s, Normalise)), None)
+        fits = [s for s in (crop, flip, normalise) if s is not None] == steps and not self.with_masks
+        return (crop, flip, normalise) if fits else None
+
     def __call__(self, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.usual is not None and _transforms_cuda.usable(x):
+            return self._fused(x, key, *self.usual), y
         numbers = sum(s.draws for s in self.steps) if key is not None else 0
         u = rng.uniform(rng.key(key, "transform"), (numbers, len(x))) if key is not None and numbers else x.new_zeros(0)
         at = 0
@@ -233,6 +251,14 @@ class Pipeline:
                 y = step.run(y[:, None], own)[:, 0]
             x = step.run(x, own)
         return as_float(x, y, None)
+
+    @staticmethod
+    def _fused(x: Tensor, key: Tensor | None, crop: Crop | None, flip: Flip | None, normalise: Normalise | None) -> Tensor:
+        if key is None:
+            crop = flip = None
+        own = rng.key(key, "transform") if key is not None and (crop or flip) else x        # without either nothing is drawn
+        return _transforms_cuda.run(x, own, crop.pad if crop else 0, crop is not None and crop.mode == "reflect",
+                                    flip.p if flip else None, normalise.mean if normalise else (), normalise.std if normalise else ())
 
 
 STEPS: dict[str, type[Step]] = {s.name: s for s in (Nothing, Raw, Normalise, Crop, Flip, Rotate, QuarterTurn, Cutout)}
