@@ -30,6 +30,18 @@ VARIANTS: list[dict[str, Any]] = [
     *({"p": 1.0, "sharing": s} for s in ("per_channel", "scalar", "direct", "none", "random"))]
 
 
+def view_of(over: Any, seed: int) -> Any:
+    """What the layer reads at point q: variances over clients, momentum statistics at their start, a key."""
+    start = {"mean": torch.zeros_like(over["mean"]), "std": torch.ones_like(over["std"])}
+    return SimpleNamespace(train=True, shared={"variance": {"q": over}}, key=lambda *w: rng.key(seed, *w),
+                           scratch={"stats": {"q": start}, "left": {"q": torch.ones(())}})
+
+
+def tossed(taken: Any, point: str) -> bool:
+    """Whether the coin said yes: only then does less of the start remain."""
+    return bool(taken.after["scratch"]["ffa"]["left"][point] < taken.before["scratch"]["ffa"]["left"][point])
+
+
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, settings: dict[str, Any]) -> None:
     trains_and_replays(Ffa(**settings))
@@ -139,10 +151,9 @@ def test_variances_by_hand(unbiased: bool, v_mean: float) -> None:
     var of μ over the batch: 2 unbiased, 1 biased. With sharing=none, Σ̂_μ = √(V_μ + ε), and ε_σΣ̂_σ is 1e-3·noise.
     """
     x = torch.tensor([[[[1.0, 3.0]]], [[[3.0, 5.0]]]])
-    part = Ffa(p=1.0, sharing="none", unbiased=unbiased)
-    key = lambda *words: rng.key(5, *words)
-    ones = {"q": {"mean": torch.ones(1), "std": torch.ones(1)}}
-    view: Any = SimpleNamespace(train=True, shared={"variance": ones}, key=key)
+    part = Ffa(p=1.0, sharing="none", unbiased=unbiased, momentum=0.0)        # so that the statistics become those of this step
+    ones = {"mean": torch.ones(1), "std": torch.ones(1)}
+    view = view_of(ones, 5)
     out, notes = part.tap(view, "q", x)
     e_mu, e_sigma = noise_in(x, Ffa(p=1.0, sharing="random", unbiased=unbiased).tap(view, "q", x)[0], int(unbiased))[:, :, 0]
     sigma = math.sqrt(v_mean + EPS)
@@ -151,8 +162,8 @@ def test_variances_by_hand(unbiased: bool, v_mean: float) -> None:
         for position, normalised in enumerate((-1 / sigma, 1 / sigma)):
             want = (sigma + e_sigma[b] * math.sqrt(EPS)) * normalised + mu + e_mu[b] * root_v
             assert float(out[b, 0, 0, position]) == pytest.approx(float(want), rel=1e-4)
-    assert float(notes["mean"]) == 3.0                                        # mean over the batch of μ
-    assert float(notes["std"]) == pytest.approx(sigma)
+    assert float(notes["stats"]["mean"]) == 3.0                               # mean over the batch of μ
+    assert float(notes["stats"]["std"]) == pytest.approx(sigma)
 
 
 @pytest.mark.parametrize("sharing", ["per_channel", "direct", "random"])
@@ -183,8 +194,7 @@ def test_lemma_1_the_jitter_is_noise_on_normalised_features(open_round: Any, sha
 def test_gradients_flow_through_the_statistics(open_round: Any) -> None:
     """Nothing in the layer is detached: its gradient is that of the plain formula, differentiated by torch."""
     x = rng.normal(rng.key(1, "x"), (6, 3, 2, 2)).requires_grad_()
-    over = {"q": {"mean": torch.tensor([0.5, 1.0, 2.0]), "std": torch.tensor([1.0, 0.1, 0.2])}}
-    view: Any = SimpleNamespace(train=True, shared={"variance": over}, key=lambda *w: rng.key(2, *w))
+    view = view_of({"mean": torch.tensor([0.5, 1.0, 2.0]), "std": torch.tensor([1.0, 0.1, 0.2])}, 2)
     weight = rng.normal(rng.key(1, "w"), (6, 3, 2, 2))
     (mine,) = torch.autograd.grad((Ffa(p=1.0, sharing="none").tap(view, "q", x)[0] * weight).sum(), x)
     noise = noise_in(x.detach(), Ffa(p=1.0, sharing="random").tap(view, "q", x.detach())[0])
@@ -226,7 +236,7 @@ def test_momentum_statistics_by_hand(open_round: Any) -> None:
 def test_coin_off_leaves_features_and_statistics_alone(open_round: Any) -> None:
     coins = set()
     for taken in open_round(Ffa(p=0.5), epochs=4).rest():
-        on = bool(taken.trace.notes["ffa"]["stage1"]["on"])
+        on = tossed(taken, "stage1")
         coins.add(on)
         same_map = torch.equal(taken.trace.before["stage1"], taken.trace.after["stage1"])
         old, new = (s["scratch"]["ffa"]["stats"]["stage1"] for s in (taken.before, taken.after))
@@ -288,7 +298,8 @@ def test_bias_correction_forgets_the_start(stats: str) -> None:
         for i in range(2):
             scratch = part.init_scratch(SimpleNamespace(kept=kept[i], shared=shared, spec=spec))  # type: ignore[arg-type]
             for _ in range(updates[i]):
-                notes = {"q": {"on": torch.tensor(True), "mean": torch.tensor([seen[i][0]]), "std": torch.tensor([seen[i][1]])}}
+                new = {kind: 0.9 * old + 0.1 * s for (kind, old), s in zip(scratch["stats"]["q"].items(), seen[i])}
+                notes = {"q": {"stats": new, "left": 0.9 * scratch["left"]["q"]}}
                 scratch = part.track(SimpleNamespace(scratch=scratch, notes=notes))  # type: ignore[arg-type]
             new, up = part.finish(SimpleNamespace(scratch=scratch, kept=kept[i]))  # type: ignore[arg-type]
             kept[i] = new or kept[i]
@@ -401,7 +412,7 @@ def test_stages_draw_their_own_noise_and_coins(open_round: Any) -> None:
     trace = open_round(fed=two_stages(Ffa(p=1.0, sharing="random"))).step().trace
     one, other = (noise_in(trace.before[q].detach(), trace.after[q].detach())[:, :, :2] for q in ("a", "b"))
     assert not torch.allclose(one, other, atol=0.1)
-    coins = [tuple(bool(taken.trace.notes["ffa"][q]["on"]) for q in ("a", "b"))
+    coins = [tuple(tossed(taken, q) for q in ("a", "b"))
              for number in (0, 1) for taken in open_round(fed=two_stages(Ffa(p=0.5), (80, 80)), number=number).rest()]
     assert {True, False} == {a == b for a, b in coins}
 
@@ -409,10 +420,9 @@ def test_stages_draw_their_own_noise_and_coins(open_round: Any) -> None:
 @pytest.mark.parametrize("p", [0.2, 0.8])
 def test_coin_has_the_chance_asked_for(p: float) -> None:
     """400 keys: p ± 0.07 is three and a half deviations."""
-    ones = {"q": {"mean": torch.ones(2), "std": torch.ones(2)}}
+    ones = {"mean": torch.ones(2), "std": torch.ones(2)}
     x = rng.normal(rng.key(0, "x"), (2, 2, 2, 2))
-    on = [bool(Ffa(p=p).tap(SimpleNamespace(train=True, shared={"variance": ones}, key=lambda *w, n=n: rng.key(n, *w)),  # type: ignore[arg-type]
-                            "q", x)[1]["on"]) for n in range(400)]
+    on = [float(Ffa(p=p).tap(view_of(ones, n), "q", x)[1]["left"]) < 1 for n in range(400)]
     assert sum(on) / 400 == pytest.approx(p, abs=0.07)
 
 

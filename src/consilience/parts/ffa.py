@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..core.step import StepView
 from ..errors import ConfigError
 from ..options import option
 from ..tree import Tree
+from . import _ffa_cuda
 
 EPS = 1e-6
 
@@ -57,6 +59,10 @@ class Ffa(Part):
             have = f"stages 1 to {len(layout.stages)}" if layout.stages else "no convolution stages"
             raise ConfigError(f"The 'stages' option of ffa asks for {list(self.stages) or 'all'}, but the model has {have}.")
         return tuple(layout.stages[n - 1] for n in self.stages) if self.stages else layout.stages
+
+    @property
+    def uploads(self) -> Mapping[str, str]:
+        return self.reduce if self.bias_correct else {"stats": self.reduce["stats"]}
 
     def points(self, layout: Layout) -> tuple[str, ...]:
         return self.chosen(layout)
@@ -99,31 +105,31 @@ class Ffa(Part):
         return ((r * (r.shape[-1] / r.sum(-1, keepdim=True)) + 1) * variance).sqrt()
 
     def tap(self, v: StepView, point: str, x: Tensor) -> Any:
+        """The augmented map; as notes, the momentum statistics after this step."""
         if not v.train or len(x) < 2 or point not in v.shared["variance"]:
             return x
+        over, old, left = v.shared["variance"][point], v.scratch["stats"][point], v.scratch["left"][point]
+        if _ffa_cuda.usable(x):
+            return _ffa_cuda.jitter(x, v.key(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
         correction = int(self.unbiased)
         var, mean = torch.var_mean(x, (2, 3), correction=correction)
         now = torch.stack([mean, (var + EPS).sqrt()])                 # statistic × sample × channel
         # all draws of the stage at once: the coin, and noise for both statistics
         drawn = rng.uniform(v.key(point), (4 * mean.numel() + 1,))
         noise = rng.box_muller(*drawn[1:].reshape(2, 2, *mean.shape).unbind())
-        over_clients = torch.stack([v.shared["variance"][point][kind] for kind in ("mean", "std")])
+        over_clients = torch.stack([over["mean"], over["std"]])
         new = now + self._spread(now.var(1, correction=correction) + EPS, over_clients)[:, None] * noise
         ratio = new[1] / now[1]
         jittered = x * ratio[:, :, None, None] + (new[0] - now[0] * ratio)[:, :, None, None]
         on = drawn[0] < self.p
-        seen = now.detach().mean(1)
-        return torch.where(on, jittered, x), {"on": on, "mean": seen[0], "std": seen[1]}
+        seen = dict(zip(("mean", "std"), now.detach().mean(1)))
+        rate = torch.where(on, 1 - self.momentum, 0.0)
+        moved = {kind: torch.lerp(old[kind], seen[kind], rate) for kind in old}
+        return torch.where(on, jittered, x), {"stats": moved, "left": torch.where(on, self.momentum * left, left)}
 
     def track(self, v: StepView) -> Tree:
-        old, left = v.scratch["stats"], v.scratch["left"]
-        if not v.notes:                                   # a batch of one
-            return v.scratch
-
-        rate = {q: torch.where(v.notes[q]["on"], 1 - self.momentum, 0.0) for q in old}
-        moved = lambda q, kind: torch.lerp(old[q][kind], v.notes[q][kind], rate[q])
-        return {"stats": {q: {kind: moved(q, kind) for kind in stats} for q, stats in old.items()},
-                "left": {q: torch.where(v.notes[q]["on"], self.momentum * n, n) for q, n in left.items()}}
+        notes = v.notes                                   # none in a batch of one
+        return {kind: {q: notes[q][kind] for q in v.scratch[kind]} for kind in ("stats", "left")} if notes else v.scratch
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
         kept = c.scratch if self.stats == "kept" else {}
