@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ class Anchors(Part):
     reduce = {"sum": "sum", "count": "sum", "mean": "stack"}
 
     @property
+    def uploads(self) -> Mapping[str, str]:
+        """Means of every client, where they weigh the same; otherwise sums over all."""
+        unused = "mean" if self.aggregation == "weighted" else "sum"
+        return {k: how for k, how in self.reduce.items() if k != unused}
+
+    @property
     def skips_exchanges(self) -> bool:
         return self.lite and self.every > 1
 
@@ -92,19 +99,23 @@ class Anchors(Part):
         anchor = torch.where(count[:, None] > 0, mean, s.shared["anchor"])
         return {"anchor": anchor, "seen": s.shared["seen"] | (count > 0)}, {}
 
+    def init_scratch(self, c: ClientView) -> Tree:
+        """What every step's loss needs of the anchors, made once a round; λ and T_s stand in the weights of the classes."""
+        anchor, seen = c.shared["anchor"], c.shared["seen"]
+        if self.mode == "guide" or self.normalise:
+            anchor = F.normalize(anchor)
+        strength = self.weight if c.round > self.start else 0.0
+        return {"anchor": anchor / self.tau if self.mode == "guide" else anchor, "weight": strength * seen.to(anchor.dtype),
+                "absent": torch.where(seen, 0.0, -1e4)}           # keeps classes without an anchor out of the softmax
+
     def loss(self, v: StepView) -> Any:
-        anchor, seen, h = v.shared["anchor"], v.shared["seen"], v.features
-        label = as_probabilities(v.batch.target, v.spec.classes) * seen      # soft labels weigh the term
+        anchor, weight, h = v.scratch["anchor"], v.scratch["weight"], v.features
         if self.mode == "guide":
-            near = F.normalize(h) @ F.normalize(anchor).T / self.tau
-            term = -(label * torch.where(seen, near, -1e4).log_softmax(1)).sum(1).mean()
-        else:
-            term = (label * self._distances(h, anchor)).sum(1).mean()
-        return torch.where(v.round > self.start, self.weight, 0.0) * term
+            near = torch.addmm(v.scratch["absent"], F.normalize(h), anchor.T)
+            return F.cross_entropy(near, v.batch.target, weight=weight, reduction="sum") / len(h)      # soft labels too
+        return (as_probabilities(v.batch.target, v.spec.classes) * weight * self._distances(h, anchor)).sum(1).mean()
 
     def _distances(self, h: Tensor, anchor: Tensor) -> Tensor:
         """(B, C) squared distances of every feature to every anchor."""
-        if self.normalise:
-            h, anchor = F.normalize(h), F.normalize(anchor)
-        square = (h[:, None] - anchor[None]).square()
+        square = ((F.normalize(h) if self.normalise else h)[:, None] - anchor[None]).square()
         return square.mean(2) if self.l2_reduction == "mean" else square.sum(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +65,13 @@ class Debias(Part):
         return frozenset({"averages of raw samples"}) if self.pseudo == "rsm" else frozenset()
 
     @property
+    def uploads(self) -> Mapping[str, str]:
+        return self.reduce if self.pseudo == "rsm" else {}
+
+    @property
     def raw_averages(self) -> str:
-        if self.pseudo != "rsm":
-            return ""
         when = "before the first round" if self.refresh == "once" else "in every round"
-        what = f"means of {self.group} training inputs of one client" if self.group > 1 else "training inputs of one client as they are"
-        return f"pseudo-data: {what}, sent {when}; the server sees each client's and hands them to all clients"
+        return f"means of {self.group} training inputs of one client, sent {when}; all clients get them" if self.pseudo == "rsm" else ""
 
     def require(self, spec: Spec) -> str | None:
         if self.temperature == "divide" and min(self.tau1, self.tau2) == 0:
@@ -141,9 +143,9 @@ class Debias(Part):
         n = len(z)                                            # a smaller last batch: pair the first rows
         project = (lambda t: t) if self.projection == "none" else (lambda t: v.apply(self.name, t))
         a1, a2 = (self.tau1, self.tau2) if self.temperature == "multiply" else (1 / self.tau1, 1 / self.tau2)
-        p = project(pseudo[:n])
-        near, far = F.cosine_similarity(p, project(fixed[:n])), F.cosine_similarity(p, project(z))
-        return F.softplus(a2 * far - a1 * near).mean()
+        # one pass of the projection for all three; on unit vectors a₂⟨p, far⟩ − a₁⟨p, near⟩ = ⟨p, a₂·far − a₁·near⟩
+        p, near, far = F.normalize(project(torch.cat([pseudo[:n], fixed[:n], z])), eps=1e-8).chunk(3)
+        return F.softplus((p * (a2 * far - a1 * near)).sum(1)).mean()
 
     def adversary(self, v: StepView) -> Any:
         if not (self.mu and self.max_step and self.projection != "none"):
