@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
+from consilience import rng
+from consilience.core.federation import Federation
+from consilience.core.method import Method
+from consilience.core.policy import Policy
+from consilience.core.population import Population
+from consilience.data import as_float
+from consilience.engines.sequential import Sequential
+from consilience.engines.slots import Slots
+from consilience.models import make
 from consilience.parts import PARTS
 from consilience.testing import run_tiny, state_of, trial
 
@@ -26,8 +37,6 @@ def _worst(a, b) -> float:
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_slots_equal_sequential(name: str) -> None:
     """Same cohort, same batches, three rounds; equal to within float32 rounding, most parts bit for bit."""
-    from consilience.engines.sequential import Sequential
-    from consilience.engines.slots import Slots
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     part = trial(PARTS[name])
     one = run_tiny([part], rounds=3, device="cuda", engine=Sequential)
@@ -38,12 +47,46 @@ def test_slots_equal_sequential(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "ffa", "mixup", "debias"])
 def test_partial_batches(name: str) -> None:
-    from consilience.engines.sequential import Sequential
-    from consilience.engines.slots import Slots
     how = {"rounds": 2, "device": "cuda", "last_batch": "keep", "sizes": (24, 17, 3, 11)}
     assert _worst(run_tiny([trial(PARTS[name])], engine=Sequential, **how), run_tiny([trial(PARTS[name])], engine=Slots, **how)) <= 1e-5
 
 
 def test_cpu_and_gpu_agree() -> None:
-    from consilience.engines.slots import Slots
     assert _worst(run_tiny(rounds=2), run_tiny(rounds=2, device="cuda", engine=Slots)) <= 1e-3
+
+
+def _heavy(most: int) -> Federation:
+    """Two rounds of a model whose slots take more than 100 MB each."""
+    data = Population((rng.uniform(rng.key(0, "x"), (512, 3, 32, 32)) * 255).to(torch.uint8), rng.integers(rng.key(0, "y"), 10, (512,)),
+                      tuple(torch.arange(512).split(64)), 10, as_float)
+    built = make("vgg11", sample=(3, 32, 32), classes=10, key=rng.key(0, "model"))
+    fed = Federation(built.module, built.layout, Method([]), data, Policy(lr=0.01, batch=32), Slots.of(most), "cuda")
+    for _ in range(2):
+        fed.round()
+    return fed
+
+
+def test_slots_halve_when_memory_runs_out() -> None:
+    """With memory for some of the slots only, the run goes on with fewer, says so, and gives the same numbers."""
+    def empty() -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_reserved()
+
+    taken = {}
+    for most in (1, 8):
+        before = empty()
+        wanted = {k: t.cpu() for k, t in state_of(_heavy(most)).items()}
+        taken[most] = torch.cuda.max_memory_reserved() - before
+    assert taken[8] > taken[1] + (200 << 20), "the work is too small to run out of memory"
+    bound = empty() + (taken[1] + taken[8]) / 2
+    try:
+        torch.cuda.set_per_process_memory_fraction(bound / torch.cuda.get_device_properties(0).total_memory)
+        tight = _heavy(8)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any("memory sufficed for" in note for note in tight.engine.notes)      # type: ignore[attr-defined]
+    assert tight.engine.most < 8                                                   # type: ignore[attr-defined]
+    got = state_of(tight)
+    assert max(float((got[k].cpu().double() - wanted[k].double()).abs().max()) for k in got if got[k].numel()) <= 1e-5

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 # Streams must not share hardware queues, and cuBLAS must use one workspace per stream to be repeatable. Both are read
@@ -28,11 +30,13 @@ from ..core.federation import Work
 from ..core.part import Phase
 from ..core.slot import Slot
 from ..core.step import Program
+from ..errors import ConfigError
 
 MOST_SLOTS = 20
 BLOCK = 8           # steps in a graph
 TURN = 4            # graphs a slot launches before the next slot has its turn
 WARM_UP = 2         # eager steps before a capture
+_CAPTURING = threading.Lock()      # of all engines of the process: collection, which must rest meanwhile, is theirs in common
 
 
 @dataclass
@@ -58,14 +62,34 @@ class Slots:
         self.notes: list[str] = []                   # what the record should say
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
+    @classmethod
+    def of(cls, most: int) -> Any:
+        """A factory of engines with at most so many slots."""
+        return partial(cls, most=most)
+
     def run(self, works: Iterable[Work]) -> Iterator[Any]:
         queue = list(works)
         results: dict[int, Any] = {}
+        while len(results) < len(queue):
+            enough = True
+            try:
+                self._work_off(queue, results)
+            except RuntimeError as error:
+                enough = not _out_of_memory(error)
+                if enough:
+                    raise
+            if not enough:                           # here, since the error held on to tensors of the frames it passed
+                self._halve(queue[0].kind)
+        for place in range(len(queue)):
+            yield results.pop(place)
+
+    def _work_off(self, queue: list[Work], results: dict[int, Any]) -> None:
+        """All works that have no result yet pass through the slots, the longest first."""
         main = torch.cuda.current_stream()
-        lanes = self._lanes_for(queue, main)
-        waiting = deque(sorted(range(len(queue)), key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
+        waiting = deque(sorted((i for i in range(len(queue)) if i not in results),
+                               key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
+        lanes = self._lanes_for(queue[waiting[0]], len(waiting), main)
         active = deque(lane for lane in lanes if self._next(lane, queue, waiting))
-        given = 0
         while active:
             lane = active.popleft()
             self._launch(lane)
@@ -79,34 +103,37 @@ class Slots:
                 active.append(lane)
         for lane in lanes:
             main.wait_stream(lane.stream)
-        while given < len(queue):
-            yield results.pop(given)
-            given += 1
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
-    def _lanes_for(self, queue: list[Work], main: torch.cuda.Stream) -> list[_Lane]:
+    def _lanes_for(self, work: Work, clients: int, main: torch.cuda.Stream) -> list[_Lane]:
         """As many slots as there are clients, up to the bound; every one ordered after what the main stream has done."""
-        kind = queue[0].kind if queue else ""
-        lanes = self.lanes.setdefault(kind, [])
-        while len(lanes) < min(self.most, len(queue)):
-            try:
-                slot = self.make_slot(queue[0])
-                lanes.append(_Lane(slot, torch.cuda.Stream(), torch.cuda.graph_pool_handle()))
-            except torch.cuda.OutOfMemoryError:
-                self._shrink(lanes)
+        lanes = self.lanes.setdefault(work.kind, [])
+        while len(lanes) < min(self.most, clients):
+            lanes.append(_Lane(self.make_slot(work), torch.cuda.Stream(), torch.cuda.graph_pool_handle()))
         for lane in lanes:
             lane.stream.wait_stream(main)
-        return lanes[: len(queue)]
+        return lanes[:clients]
 
-    def _shrink(self, lanes: list[_Lane]) -> None:
-        """Half the slots, and on with the run."""
-        if len(lanes) < 2:
-            raise
-        del lanes[max(1, len(lanes) // 2):]
-        self.most = len(lanes)
+    def _halve(self, kind: str) -> None:
+        """The GPU's memory did not suffice: half the slots, and the clients that were under way begin again.
+
+        Draws are keyed, so nothing of the result changes. Slots of other kinds of work are given up whole; they come back when needed.
+        """
+        torch.cuda.synchronize()
+        lanes = self.lanes.get(kind, [])
+        if len(lanes) < 2 and len(self.lanes) < 2:
+            raise ConfigError("The GPU's memory does not suffice to train one client. Use a smaller batch or eval_batch, "
+                              "precision=bfloat16, or device=cpu.")
+        self.most = max(1, len(lanes) // 2)
+        self.lanes = {kind: lanes[: self.most]}
+        for lane in self.lanes[kind]:
+            lane.work = None
+            lane.launches.clear()
+        lanes.clear()
+        gc.collect()
         torch.cuda.empty_cache()
-        self.notes.append(f"the GPU's memory sufficed for {self.most} slots")
+        self.notes.append(f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}")
 
     def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
         """Load the next client into a free slot."""
@@ -131,9 +158,9 @@ class Slots:
             if graph is None:
                 try:
                     graph = lane.graphs[phase.name, size, steps] = self._capture(lane, phase, size, steps)
-                except torch.cuda.OutOfMemoryError:
-                    raise
                 except RuntimeError as error:
+                    if _out_of_memory(error):
+                        raise
                     return self._give_up_capture(lane, error)
             with torch.cuda.stream(lane.stream):
                 graph.replay()
@@ -151,13 +178,14 @@ class Slots:
                 tree.copy_into(slot.written(), saved)
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        gc.disable()            # a graph of an earlier engine that dies during the capture would break it
-        try:
-            with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
-                for _ in range(steps):
-                    self.program.step(slot, phase, size)
-        finally:
-            gc.enable()
+        with _CAPTURING:
+            gc.disable()            # a graph of an earlier engine that dies during the capture would break it
+            try:
+                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+                    for _ in range(steps):
+                        self.program.step(slot, phase, size)
+            finally:
+                gc.enable()
         return graph
 
     def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:
@@ -181,6 +209,11 @@ class Slots:
                 self.program.begin(lane.slot, phase)
                 for size in sizes:
                     self.program.step(lane.slot, phase, size)
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out; ending a capture that broke for that reason may raise an error of its own on top."""
+    return error is not None and (isinstance(error, torch.cuda.OutOfMemoryError) or _out_of_memory(error.__context__))
 
 
 def blocks_of(schedule: list[tuple[Phase, list[int]]]) -> list[tuple[Phase, int, int]]:
