@@ -27,9 +27,17 @@ def descend(params: list[Tensor], grads: list[Tensor], lr: Tensor) -> None:
     if not params:
         return
     if params[0].is_cuda:
-        torch._foreach_sub_(params, torch._foreach_mul(grads, lr))
+        _fused_sgd(params, grads, [], lr)
     else:
         torch._foreach_addcmul_(params, grads, [lr] * len(params), value=-1.0)
+
+
+def _fused_sgd(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], lr: Tensor, weight_decay: float = 0.0,
+               momentum: float = 0.0) -> None:
+    """One kernel for all tensors. It walks raw memory: a gradient that autograd returns transposed is laid out like its parameter first."""
+    g = [gi if gi.stride() == pi.stride() else torch.empty_like(pi).copy_(gi) for gi, pi in zip(grads, params)]
+    torch._fused_sgd_(params, g, momenta, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=0.0, nesterov=False,
+                      maximize=False, is_first_step=False)
 
 
 @torch.no_grad()
@@ -39,14 +47,8 @@ def update(policy: Policy, params: Flat, grads: Flat, state: Tree, lr: Tensor) -
     if not keys:
         return
     p, g = [params[k] for k in keys], [grads[k] for k in keys]
-    if p[0].is_cuda:
-        # Fused kernels walk raw memory: a gradient that autograd returns transposed is laid out like its parameter first.
-        g = [gi if gi.stride() == pi.stride() else torch.empty_like(pi).copy_(gi) for gi, pi in zip(g, p)]
-        if policy.optimiser == "sgd":
-            m = [state["m"][k] for k in keys] if policy.momentum else []
-            torch._fused_sgd_(p, g, m, weight_decay=policy.weight_decay, momentum=policy.momentum, lr=lr, dampening=0.0,
-                              nesterov=False, maximize=False, is_first_step=False)
-            return
+    if p[0].is_cuda and policy.optimiser == "sgd":
+        return _fused_sgd(p, g, [state["m"][k] for k in keys] if policy.momentum else [], lr, policy.weight_decay, policy.momentum)
     if policy.weight_decay:
         g = list(torch._foreach_add(g, p, alpha=policy.weight_decay))
     if policy.optimiser == "adam":

@@ -51,7 +51,8 @@ class Slot:
             if name in _ROWS:
                 if not hasattr(self, name):
                     setattr(self, name, tree.map(lambda t: t.new_zeros((self.room, *t.shape[1:])).to(self.x.device), value))
-                tree.map(lambda room, rows: room[: len(rows)].copy_(rows), getattr(self, name), value)
+                tree.map(lambda room, rows: room[: len(rows)].copy_(tree.sendable(rows, room.device), non_blocking=True),
+                         getattr(self, name), value)
             elif not hasattr(self, name):
                 setattr(self, name, tree.map(lambda t: t.detach().to(self.x.device, copy=True), value))
             else:

@@ -1,0 +1,48 @@
+"""A step that trains nothing: what a forward pass outside training may read."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .. import rng, tree
+from ..tree import Tree
+from .part import Model, Part
+
+if TYPE_CHECKING:
+    from .client import ClientState
+    from .federation import Federation
+
+
+class Glance:
+    """Stands for a step and its slot in one. Numbers and keys are made only when a tap or a dropout layer asks: most passes
+    need none, and on a GPU making them takes longer than the pass.
+    """
+
+    batch = None
+
+    def __init__(self, fed: Federation, number: int, state: ClientState, model: Model) -> None:
+        self._scalars = lambda: fed.scalars(number, state)
+        self._device = fed.device
+        self.program, self.phase = fed.program, fed.phases[0]
+        self.hooks = fed.program.hooks[self.phase.name]
+        self.memo: dict[Any, Any] = {}
+        self.slot = self
+        self.shared, self.received, self.scratch = fed.shared, model, {}
+        homes = state.tensors
+        self.kept, self.personal, self.previous = homes["kept"], homes["personal"], homes["previous"]
+
+    @cached_property
+    def _numbers(self) -> dict[str, Tensor]:
+        return tree.to(self._scalars(), self._device)
+
+    lr, round, first, client = (property(lambda g, name=name: g._numbers[name]) for name in ("lr", "round", "first", "client"))
+
+    @cached_property
+    def key(self) -> Tensor:
+        return rng.fold(self._numbers["key"], 0)
+
+    def planned(self, part: Part) -> Tree:
+        return {}
