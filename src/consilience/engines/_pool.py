@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ConsilienceError
-from ._parcel import MAIN, Reader, Region, shared_folder
+from ._parcel import Reader, Region, shared_folder
+from ._plain import rebuild_error
+from ._plan import MAIN
 from ._wire import IN_A_WORKER, receive, send
 
 AHEAD = 2               # tasks a worker holds: one at work, one waiting, so that it never waits for us
@@ -145,7 +147,7 @@ class Pool:
             self.close()                              # an earlier call was left in the middle
         self.start()
         if self._built != owner:
-            self._plan_parcel, self._built = self._plan.write(plan), owner
+            self._plan_parcel, self._built = self._plan.write_plan(plan), owner
         self._setting_parcel = self._setting.write(setting)
         self._call += 1
         call, given, self._busy = self._call, 0, bool(costs)
@@ -176,7 +178,7 @@ class Pool:
                 if worker in self.processes:
                     unstarted = self._replace(worker, waiting, attempts, unstarted)
             elif kind == "failed":
-                _raise(*rest[1:])
+                raise_from_worker(rebuild_error(rest[1]), rest[2])
             elif worker.tickets and worker.tickets[0] == rest[0]:
                 worker.tickets.popleft()
                 results[rest[0]] = self.reader.read(rest[1], copy=True)
@@ -223,7 +225,8 @@ class Pool:
         return unstarted
 
 
-def _raise(error: Exception | None, text: str) -> None:
+def raise_from_worker(error: Exception | None, text: str) -> None:
+    """The error itself where it could travel, with where it happened."""
     if error is None:
         raise WorkerError(f"A worker process failed:\n{text}")
     error.add_note(f"In a worker process:\n{text}")

@@ -1,8 +1,8 @@
-"""Messages between a process and its workers: small pickles, each after its length."""
+"""Messages between a process and its workers: small JSON documents, each after its length."""
 
 from __future__ import annotations
 
-import pickle
+import json
 import struct
 from typing import Any, BinaryIO
 
@@ -11,7 +11,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def send(pipe: BinaryIO, message: Any) -> None:
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    content = json.dumps(message, separators=(",", ":")).encode()
     pipe.write(_LENGTH.pack(len(content)) + content)
     pipe.flush()
 
@@ -23,4 +23,4 @@ def receive(pipe: BinaryIO) -> Any:
         return None
     length, = _LENGTH.unpack(head)
     content = pipe.read(length)
-    return pickle.loads(content) if len(content) == length else None
+    return json.loads(content) if len(content) == length else None

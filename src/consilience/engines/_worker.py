@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import queue
 import shutil
 import signal
@@ -23,6 +22,7 @@ import torch
 
 from ..core.federation import Federation
 from ._parcel import Reader, Region
+from ._plain import describe_error, rebuild_error
 from ._twin import Guests, build_twin
 from ._wire import receive, send
 from .sequential import Sequential
@@ -32,14 +32,14 @@ class Worker:
     """What a worker remembers between messages."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.reader = Reader(folder)
+        self.reader = Reader(folder, orders=True)
         self.out = [Region(folder, f"{name}.out{i}") for i in range(2)]      # a result is read before its region is written again
         self.fed: Federation | None = None
         self.task: Any = None
         self.common: Any = None
 
     def build(self, parcel: Any) -> None:
-        self.fed = build_twin(self.reader.read(parcel, copy=False), Sequential)
+        self.fed = build_twin(self.reader.read_plan(parcel), Sequential)
 
     def set_up(self, parcel: Any) -> None:
         """What all tasks of one call share: the server's state, the task and what it is told in common."""
@@ -66,12 +66,9 @@ def _listen(pipe: BinaryIO, messages: queue.SimpleQueue[Any], folder: Path) -> N
     os._exit(0)
 
 
-def _sendable(error: Exception) -> Exception | None:
+def sendable(error: Exception) -> Exception | None:
     """The error itself, where it survives the journey."""
-    try:
-        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else None
-    except Exception:
-        return None
+    return error if type(rebuild_error(describe_error(error))) is type(error) else None
 
 
 def main(folder: Path, name: str) -> None:
@@ -95,7 +92,7 @@ def main(folder: Path, name: str) -> None:
             if kind == "work":
                 send(results, ("done", ticket, answer))
         except Exception as error:
-            send(results, ("failed", ticket, _sendable(error), traceback.format_exc()))
+            send(results, ("failed", ticket, describe_error(error), traceback.format_exc()))
 
 
 if __name__ == "__main__":
