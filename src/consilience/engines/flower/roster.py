@@ -56,15 +56,13 @@ class Member:
 class Roster:
     """The sites, by number."""
 
-    def __init__(self, settings: FederationSettings, link: Link, token: str) -> None:
-        self.settings, self.link, self.token = settings, link, token
+    def __init__(self, settings: FederationSettings, link: Link, token: str, declaration: str) -> None:
+        self.settings, self.link, self.token, self.declaration = settings, link, token, declaration
         self.members: dict[int, Member] = {}
-        self.declaration = ""                                     # set once the server's own federation is built
         self.accepted: Callable[[int], int] = lambda number: 0    # last round accepted from a site
         self.wire: dict[str, int] = {"up": 0, "down": 0}
         self.seconds: dict[int, float] = {}                       # of each site's last answer
         self._refused: dict[int, str] = {}                        # node -> why it may not take part
-        self._announced: dict[int, str] = {}
 
     # ---- who is there ----------------------------------------------------------------------------------------------------
 
@@ -114,9 +112,8 @@ class Roster:
             raise Refused(f"it says it is site {number}, which node {other.node} is already")
         if about.get("version") != version("consilience"):
             raise Refused(f"it runs consilience {str(about.get('version'))[:40]}, the server {version('consilience')}")
-        if self.declaration and about.get("declaration") != self.declaration:
+        if about.get("declaration") != self.declaration:
             raise Refused("its model or method has other names, shapes or types of state than the server's")
-        self._announced[number] = str(about.get("declaration"))
         if not isinstance(sizes, dict) or sorted(sizes) != ["test", "train", "val"]:
             raise Refused("it does not say how many samples it has")
         counted = {k: whole_number(sizes, k) for k in sizes}
@@ -127,16 +124,6 @@ class Roster:
         self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node)
         log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
                  self.members[number].name, node, counted["train"], counted["val"], counted["test"])
-
-    def compare(self, declaration: str) -> None:
-        """Hold those that enrolled before the server's federation was built against it."""
-        self.declaration = declaration
-        for number, announced in self._announced.items():
-            member = self.members[number]
-            if announced != declaration and member.node is not None:
-                self._refused[member.node] = "its model or method has other names, shapes or types of state than the server's"
-                log.error("Node %d is refused: %s.", member.node, self._refused[member.node])
-                member.node = None
 
     @property
     def sizes(self) -> list[int]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from ... import rng
 from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
-from ...runs.run import _describe
+from ...runs.run import describe_round
 from .build import build_for_server, declaration, rehearse
 from .checks import Expected
 from .ledger import Ledger, server_folder
@@ -42,7 +41,7 @@ class Server:
     def run(self) -> list[dict[str, Any]]:
         """All rounds; returns the records."""
         with self.ledger.locked():
-            self.roster = Roster(self.settings, self.link, self.ledger.open())
+            self.roster = Roster(self.settings, self.link, self.ledger.open(), declaration(self.expected.fed))
             self.roster.members = {m.number: m for m in self.ledger.members()}
             self._await_sites()
             self.fed = self._build()
@@ -69,7 +68,6 @@ class Server:
         fed.engine = self.engine = Remote(fed, self.roster, self.expected)
         fed.secret = self.ledger.secret() if any(fed.method.using(hook) for hook in ("release", "publish")) else b""
         self.ledger.restore(fed)
-        self.roster.compare(declaration(fed))
         self.roster.accepted = lambda number: fed.client(number).own_round
         self.ledger.describe(fed, self.roster.names)
         if fed.round_number:
@@ -79,7 +77,7 @@ class Server:
     def _rounds(self) -> None:
         fed, run = self.fed, self.settings.run.run
         if not fed.prepared:
-            self._once(lambda: self._prepare(), "the preparation")
+            self._once(self._prepare, "the preparation")
         while fed.round_number < run.rounds:
             self._once(self._round, f"round {fed.round_number + 1}")
 
@@ -140,8 +138,7 @@ class Server:
 
     def _keep(self, report: Any, start: float, more: dict[str, Any]) -> None:
         names, roster = self.roster.names, self.roster
-        record = _describe(report, SimpleNamespace(clients=[SimpleNamespace(name=n) for n in names]))  # type: ignore[arg-type]
-        record |= more
+        record = describe_round(report, names) | more
         record["measured"] = {"seconds": round(self.now() - start, 3), "wire_up": roster.wire["up"], "wire_down": roster.wire["down"],
                               "sites": {names[i]: s for i, s in sorted(roster.seconds.items())}}
         roster.wire, roster.seconds = {"up": 0, "down": 0}, {}

@@ -25,6 +25,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -115,6 +116,9 @@ class FederationSettings:
         if a.min_sites > a.sites and a.min_sites != _Agreed.min_sites:
             raise ConfigError(f"The 'min_sites' setting of the federation asks for {a.min_sites} answers, but there are {a.sites} sites.")
         self.run.policy.cohort_size(a.sites)                   # refuses an impossible cohort
+        if self.run.policy.dropout:
+            raise ConfigError("The 'dropout' setting lets clients of a simulation fail. Sites of a federation fail by themselves: leave it "
+                              "out, and see min_sites and deadline.")
         self.make_transform()
         self._refuse()
 
@@ -148,6 +152,10 @@ class FederationSettings:
 
     def digest(self) -> str:
         """A short hash of all that decides the numbers. Server and sites compare it before they work together."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         decides = {k: v for k, v in self.flat().items() if k in (*RUN_NAMES, "sites", "sample", "input", "classes", "task", "vocabulary",
                                                                  "transform") and k not in ("rounds", "eval_every")}
         stack = self.run.portable()

@@ -1,0 +1,112 @@
+"""A federation gives the bits of the simulation: every method, server and sites, model and state and scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fake_federation import CLASSES, SIZES, Fake, joined, simulate, unequal
+
+from consilience.errors import ConfigError
+from consilience.parts.presets import PRESETS
+from consilience.runs.run import score_round
+
+PAIRS = ("scaffold+dbe", "fedbr+fedfm", "moon+ditto", "fedrep+mr", "fedfa+mixup", "fedprox+fedbn", "fedfomo+mr", "lfd+groupdro",
+         "feddyn+dbe", "dann+fedfm", "fedgen+fedprox", "fednova+fedfa")
+
+
+@pytest.mark.parametrize("method", [*(name for name in PRESETS if name != "union"), *PAIRS])
+def test_every_method_equals_the_simulation(method: str, tmp_path: Path) -> None:
+    fake = Fake(tmp_path, method, rounds=2)
+    records = fake.run()
+    assert not unequal(fake, simulate(fake.settings))
+    assert records[-1]["round"] == 2
+    assert records[-1]["idle"] == ["site-2"]
+    assert not records[-1]["lost"]
+
+
+@pytest.mark.parametrize(("method", "settings"), [
+    ("fedavg", {"participation": 2, "rounds": 4}),                                # a keyed draw of two sites
+    ("fedfm", {"settings.anchors.lite": True, "settings.anchors.every": 2, "settings.anchors.start": 1, "rounds": 5}),   # models rest
+    ("fedbr", {"settings.debias.refresh": "once"}),
+    ("moon", {"optimiser_state": "kept", "momentum": 0.9}),
+    ("fedavg", {"optimiser": "adam", "batchnorm": "params", "last_batch": "keep", "schedule": "exponential(gamma=0.9)"}),
+    ("fedavg", {"layout": "channels_last"}),
+    ("fedavg", {"weights": "uniform", "steps": 2, "sampling": "replacement", "seed": 11}),
+], ids=["participation", "lite", "once", "kept", "policies", "channels_last", "replacement"])
+def test_policies_equal_the_simulation(method: str, settings: dict, tmp_path: Path) -> None:
+    fake = Fake(tmp_path, method, **settings)
+    fake.run()
+    assert not unequal(fake, simulate(fake.settings))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "dbe", "fedbabu", "local"])
+def test_scores_pool_to_the_simulation_s(method: str, tmp_path: Path) -> None:
+    """Sites score their rows by themselves, so that batches differ from the simulation's; sums of floats differ in the last digits."""
+    fake = Fake(tmp_path, method, rounds=2)
+    found = fake.run()[-1]
+    fed = simulate(fake.settings)
+    expected = score_round(fed, joined(fake.settings))
+    for which in ("global", "personalised"):
+        if expected[which] is None:
+            assert found[which] is None
+            assert found["no_global_model"] == expected["no_global_model"]
+            continue
+        assert found[which]["accuracy"] == pytest.approx(expected[which]["accuracy"], abs=1e-9)
+        assert found[which]["per_client"] == pytest.approx(expected[which]["per_client"], abs=1e-9)
+        assert found[which]["loss"] == pytest.approx(expected[which]["loss"], rel=1e-5)
+        assert found[which]["worst_client"] == expected[which]["worst_client"]
+        assert found[which]["scored"] == expected[which]["scored"]
+    assert found["validation"]["accuracy"] == pytest.approx(expected["validation"]["accuracy"], abs=1e-9)
+
+
+def test_bytes_are_counted_as_in_simulation(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, "scaffold+dbe", rounds=2)
+    records = fake.run()
+    fed = simulate(fake.settings, [])       # prepared and trained anew, to see its reports
+    again = type(fed)(*fed.made_of, engine=type(fed.engine))
+    reports = [again.prepare(), again.round(), again.round()]
+    assert [(r["bytes_up"], r["bytes_down"]) for r in records] == [(r.bytes_up, r.bytes_down) for r in reports]
+
+
+def test_what_cannot_run_in_a_federation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pooled data"):
+        Fake(tmp_path, "union")
+    with pytest.raises(ConfigError, match="fail by themselves"):
+        Fake(tmp_path, "fedavg", dropout=0.1)
+    with pytest.raises(ConfigError, match="allow_raw_averages=true"):
+        Fake(tmp_path, "fedbr", allow_raw_averages=False)
+
+
+def test_nothing_personal_is_in_any_answer(tmp_path: Path) -> None:
+    """What leaves a site: declared uploads, moving keys of the model, numbers. Checked name by name on the wire."""
+    seen: dict[str, set[str]] = {}
+
+    def listen(site, request, work):
+        answer = work()
+        seen.setdefault(request.about["task"], set()).update([*answer.arrays, *answer.about])
+        return answer
+    fake = Fake(tmp_path, "scaffold+fedper+mr", listen, rounds=2)
+    fake.run()
+    moving = {f"model/{k}" for k in fake.fed.moving}
+    head = {k for k in fake.fed.model["params"] if fake.fed.spec.in_head(k)}
+    envelope = {"federation", "task", "round", "site", "seconds"}
+    assert head
+    assert not {f"model/{k}" for k in head} & moving
+    uploads = {name for name in seen["train"] if name.startswith("uploads/scaffold/")}
+    assert seen["train"] - envelope == {"loss"} | moving | uploads
+    assert not [name for name in uploads if any(name.endswith("/" + k) for k in head)]
+    assert seen["consult"] - envelope == {"total", "count"}
+    assert seen["score"] - envelope == {"scores"}
+    assert seen["hello"] - envelope == {"name", "sizes", "declaration", "version"}
+
+
+def test_a_run_with_more_rounds_goes_on(tmp_path: Path) -> None:
+    Fake(tmp_path, "scaffold", rounds=1).run()
+    longer = Fake(tmp_path, "scaffold", rounds=3)
+    records = longer.run()
+    assert [r["round"] for r in records] == [1, 2, 3]
+    assert not unequal(longer, simulate(longer.settings))
+    assert torch.equal(torch.tensor(SIZES), torch.tensor(longer.fed.samples.rows.table.sizes.tolist()))
+    assert longer.fed.population.classes == CLASSES
