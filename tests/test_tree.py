@@ -112,6 +112,10 @@ def test_all_finite():
     assert bool(tree.all_finite({}))
     for bad in (float("nan"), float("inf"), -float("inf")):
         assert not bool(tree.all_finite({"a": torch.zeros(2), "b": {"c": torch.tensor([1.0, bad])}}))
+    assert not bool(tree.all_finite({"a": torch.tensor([float("inf"), -float("inf")])}))      # their sum is NaN
+    # 3e38 + 3e38 is beyond float32, but each number is finite
+    assert bool(tree.all_finite({"a": torch.tensor([3e38, 3e38])}))
+    assert not bool(tree.all_finite({"a": torch.tensor([3e38, 3e38]), "b": torch.tensor(float("nan"))}))
 
 
 @given(trees)
