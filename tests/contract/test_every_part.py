@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from consilience import testing
+from consilience.core.method import Method
 from consilience.core.part import Part
 from consilience.parts import PARTS
 from consilience.parts.registry import check_class
@@ -66,7 +67,7 @@ def test_idle_partners_change_no_bit(name: str) -> None:
     part = trial(PARTS[name])
     alone = run_tiny([part], **SMALL)
     keys = set(state_of(alone))
-    partners = [i for i in idle_parts() if i.name != name and not (name == "ntd" and i.name == "mixup")]   # refused
+    partners = [i for i in idle_parts() if Method.conflict(part, i) is None]
     assert len(partners) >= 3
     for idle in partners:
         wrong = differences(alone, run_tiny([part, idle], **SMALL), only=lambda k: k in keys)

@@ -27,6 +27,8 @@ REFUSED: dict[str, str] = {
     "babu+rep": "both claim the phases of the model",
     "babu+ditto": "both define `personalise`",
     "mixup+ntd": "mixup has soft labels",
+    **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
+    "dp+union": "union pools them into one",
 }
 EXPECTED = {frozenset(pair.split("+")): reason for pair, reason in REFUSED.items()}
 

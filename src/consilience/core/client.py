@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
 
     state: ClientState
     uploads: dict[str, Tree]
-    model: Model                  # as trained, with what does not travel
+    model: Model                  # as it leaves the client, and what does not travel
     losses: Tensor                # one per step
 
 
@@ -47,6 +48,9 @@ class ClientView:
     steps: int                    # of the model that travels; in `finish` only
     path: dict[str, float]        # key -> momentum-aware length of the path walked; in `finish` only
     losses: Tensor                # training loss of each of those steps; in `finish` only
+    moving: list[str]             # keys of the model that are about to be uploaded; in `release` only
+    expected: int                 # clients whose uploads are to be put together, as far as settings tell; in `release` only
+    secret: bytes                 # the site's own entropy for noise, empty in a simulation; in `release` only
 
     def __init__(self, fed: Federation, number: int, part: Part, received: Model, state: ClientState, stage: str,
                  cohort: list[int], **more: Any) -> None:
@@ -78,7 +82,7 @@ class ClientView:
 
     def labels(self) -> Tensor:
         samples = self._fed.samples
-        return samples.y[samples.rows[self.id].train.to(samples.device)]
+        return samples.y[tree.to(samples.rows[self.id].train, samples.device)]
 
     def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False) -> Trace:
         """A forward pass outside training, without gradients."""
@@ -132,27 +136,33 @@ class LocalWork:
 
     def finish(self, slot: Slot) -> Outcome:
         fed, homes = self.fed, self.state.tensors
-        lengths, mine = self.path(), self._steps_of_the_model()
+        lengths, losses = self.path(), self._losses_of_the_model(slot)
         uploads: dict[str, Tree] = {}
         kept = dict(homes["kept"])
         received = slot.received
         for part in fed.method.using("finish"):
             view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
-                              steps=len(mine), path=lengths, losses=slot.losses[mine])
+                              steps=len(losses), path=lengths, losses=losses)
             new, uploads[part.name] = part.finish(view)
             if new:
                 kept[part.name] = new
+        model: Model = slot.model
+        if fed.method.using("release"):
+            uploads, model = release(fed, self.number, self.state, self.cohort, "finish", uploads, model, fed.models_travel)
         flat = {k: v for half in slot.model.values() for k, v in half.items()}
         after = {"kept": kept, "personal": slot.personal, "local": {k: flat[k] for k in homes["local"]},
                  "previous": slot.model if homes["previous"] else {}, "own": slot.model if homes["own"] else {},
                  "optimiser": slot.optimiser if homes["optimiser"] else {}}
         state = replace(self.state, tensors=tree.clone(after), first=False, own_round=fed.round_number)
-        return Outcome(state, tree.clone(uploads), tree.clone(slot.model), slot.losses[: self.size].clone())
+        return Outcome(state, tree.clone(uploads), tree.clone(model), slot.losses[: self.size].clone())
 
-    def _steps_of_the_model(self) -> list[int]:
-        """Numbers of the steps that trained the model that travels, not a part's second one."""
-        owners = [phase.model for phase, sizes in self.schedule for _ in sizes]
-        return [step for step, owner in enumerate(owners) if owner == "model"]
+    def _losses_of_the_model(self, slot: Slot) -> Tensor:
+        """Loss of each step that trained the model that travels, not a part's second one. Slices, for the host would wait
+        until a list of step numbers has reached a GPU.
+        """
+        ends = accumulate(len(sizes) for _, sizes in self.schedule)
+        return torch.cat([slot.losses[end - len(sizes): end] for (phase, sizes), end in zip(self.schedule, ends)
+                          if phase.model == "model"] or [slot.losses[:0]])
 
     def path(self) -> dict[str, float]:
         """key -> length of the path a constant unit gradient would have walked (METHODS.md 7.4)."""
@@ -189,12 +199,26 @@ class PlainWork:
         return tree.clone(slot.model), (slot.watched[:steps].clone() if self.watch else slot.losses[:steps].clone())
 
 
+def release(fed: Federation, number: int, state: ClientState, cohort: list[int], what: str, uploads: dict[str, Tree], model: Model,
+            travels: bool) -> tuple[dict[str, Tree], Model]:
+    """What leaves the client at once, as the parts that guard it let it go. They see it beside the server's model."""
+    expected = fed.size if what.startswith("prepare") else fed.policy.cohort_size(fed.size)
+    for part in fed.method.using("release"):
+        view = ClientView(fed, number, part, fed.model, state, what, cohort, moving=fed.moving if travels else [], expected=expected,
+                          secret=fed.secret)
+        uploads, model = part.release(view, uploads, model)
+    return uploads, model
+
+
 def consult(fed: Federation, number: int, common: tuple[str, str, list[int]], own: Any) -> Tree:
     """What a part uploads when it looks at a client's data before training: its hook `stage` on one client."""
     name, stage, cohort = common
     part = next(p for p in fed.method.parts if p.name == name)
     state = fed.client(number)
-    return tree.clone(getattr(part, stage)(ClientView(fed, number, part, fed.received(state), state, stage, cohort)))
+    upload: Tree = getattr(part, stage)(ClientView(fed, number, part, fed.received(state), state, stage, cohort))
+    if upload and fed.method.using("release"):
+        upload = release(fed, number, state, cohort, f"{stage} {name}", {name: upload}, fed.model, False)[0][name]
+    return tree.clone(upload)
 
 
 def train_client(fed: Federation, number: int, cohort: list[int], download: dict[str, Tree]) -> Outcome:

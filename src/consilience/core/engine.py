@@ -26,7 +26,7 @@ class Work(Protocol):
 
 
 class Engine(Protocol):
-    """Where steps run. Results come in the order of the works."""
+    """Where steps run. Results come in the order of the works; None for a client that was asked and did not answer."""
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]: ...
 
@@ -36,9 +36,17 @@ ClientTask = Callable[["Federation", int, Any, Any], Any]
 
 @runtime_checkable
 class MappingEngine(Protocol):
-    """An engine that can also run a task for each of many clients."""
+    """An engine that can also run a task for each of many clients; None where one did not answer."""
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]: ...
+
+
+class Unanswered(Exception):
+    """Clients did not answer what they were asked before training. The round begins again without them."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = frozenset(numbers)
+        super().__init__(f"no answer from {sorted(self.numbers)}")
 
 
 class EngineFactory(Protocol):
@@ -57,3 +65,5 @@ class RoundReport:
     losses: dict[int, float] = field(default_factory=dict)   # client -> mean training loss
     bytes_up: int = 0
     bytes_down: int = 0
+    releases: dict[str, list[int]] = field(default_factory=dict)     # what was uploaded at once -> the clients whose uploads counted
+    privacy: dict[str, Any] = field(default_factory=dict)    # what all uploads so far may have told, where a part counts it

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from . import optimiser
 from .assemble import assemble
 from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
 from .diagnose import find_nonfinite
-from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Work
+from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Unanswered, Work
+from .glance import Glance
 from .layout import Layout
 from .method import Method
 from .network import Trace
@@ -28,7 +28,7 @@ from .population import Population
 from .samples import Samples, Schedule
 from .server import ServerView, merge_counters, reduce_uploads, weighted_change
 from .slot import Slot
-from .step import Pass
+from .step import Pass, Step
 from .store import ClientStore, MemoryStore, StoreFactory
 
 __all__ = ["Engine", "EngineFactory", "Federation", "MappingEngine", "RoundReport", "Work"]
@@ -70,6 +70,7 @@ class Federation:
         self.moving = self._moving_keys()
         self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays
         self.prepared = not method.using("prepare")
+        self.secret = b""            # this side's own entropy for noise; empty in a simulation, whose noise is keyed by the seed
 
     # ---- what is declared ------------------------------------------------------------------------------------------
 
@@ -98,6 +99,11 @@ class Federation:
         """Whether clients are served by models of their own rather than by the global one."""
         fresh = self.clients.fresh.tensors
         return bool(fresh["personal"] or fresh["local"] or self.method.using("personalise"))
+
+    @property
+    def models_travel(self) -> bool:
+        """Whether the server sees the clients' models at the end of this round."""
+        return self.method.exchanges(self.round_number) or any(p.reads_models for p in self.method.parts)
 
     @property
     def personal_scoring(self) -> str:
@@ -130,12 +136,12 @@ class Federation:
 
         Between two exchanges of models it goes on from the model it trained itself.
         """
-        if self._goes_on_alone(state):
+        if self.goes_on_alone(state):
             return tree.clone(state.tensors["own"])
         local = state.tensors["local"]
         return tree.clone({half: {k: local.get(k, v) for k, v in flat.items()} for half, flat in self.model.items()})
 
-    def _goes_on_alone(self, state: ClientState) -> bool:
+    def goes_on_alone(self, state: ClientState) -> bool:
         """Whether a client continues from the model it trained itself, because models have not travelled since."""
         return bool(state.tensors["own"]) and state.own_round > self.last_exchange
 
@@ -158,11 +164,7 @@ class Federation:
     @torch.no_grad()
     def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool) -> Trace:
         """A forward pass outside training."""
-        slot = SimpleNamespace(**tree.to(self.scalars(number, state), self.device), shared=self.shared, kept=state.tensors["kept"],
-                               personal=state.tensors["personal"], scratch={}, received=model, previous=state.tensors["previous"])
-        step: Any = SimpleNamespace(program=self.program, slot=slot, hooks=self.program.hooks[self.phases[0].name], memo={},
-                                    phase=self.phases[0], key=rng.fold(slot.key, 0), batch=None, planned=lambda part: {})
-        return Pass(step, model, train).forward(model, x, train, taps, "look")
+        return Pass(cast(Step, Glance(self, number, state, model)), model, train).forward(model, x, train, taps, "look")
 
     def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "") -> tuple[Model, Tensor]:
         """The model after `epochs` of the task alone, and the batch means at the point watched, one row per step.
@@ -203,7 +205,7 @@ class Federation:
     def serve(self, part: Part, stage: str, ids: list[int], **more: Any) -> ServerView:
         return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
                           self.spec, self.model, rng.key(self.policy.seed, part.name, "server", stage, self.round_number),
-                          self.shares(ids), apply=self.program.network.apply, **more)
+                          self.shares(ids), secret=self.secret, apply=self.program.network.apply, **more)
 
     def _store(self, home: str, part: Part, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
@@ -221,20 +223,27 @@ class Federation:
     def settle(self, part: Part, stage: str, ids: list[int], uploads: list[Tree], models: list[Flat]) -> Tree:
         """Reduce one part's uploads (in the order of client ids) and let it update its state on the server."""
         reduced = reduce_uploads(part, uploads, self.shares(ids))
+        for guard in self.method.using("publish"):
+            reduced = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
         if self.method.has(part, "server"):
             shared, server = part.server(self.serve(part, stage, ids, reduced=reduced, models=models))
             self._store("shared", part, shared)
             self._store("server", part, server)
         return reduced
 
-    def exchange(self, stage: str, ids: list[int]) -> int:
+    def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None) -> int:
         """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
         sent = 0
         for part in self.method.using(stage):
             uploads = list(self.each(consult, ids, (part.name, stage, ids)))
+            silent = [i for i, upload in zip(ids, uploads) if upload is None]
+            if silent:                              # parts may have shared work out among the clients, so the rest is no answer
+                raise Unanswered(silent)
             if uploads[0]:
                 sent += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
+                if report is not None:
+                    report.releases[f"{stage} {part.name}"] = ids
         return sent
 
     # ---- a round ---------------------------------------------------------------------------------------------------
@@ -251,19 +260,32 @@ class Federation:
             self.__dict__.update(before)
             self.versions = versions
             raise
+        finally:
+            self.samples.let_go()
 
     def prepare(self) -> RoundReport:
         """Before round one: what parts must know of all clients."""
         report = RoundReport(0, [], exchanged=False)
-        if not self.prepared:
-            with self._all_or_nothing(), torch.no_grad():
-                report.cohort = [i for i in range(self.size) if self.samples.size_of(i)]
-                for i in report.cohort:
-                    report.bytes_down += self._download_bytes(i)
-                    self.clients.put(i, replace(self.client(i), seen=self.clock))
-                report.bytes_up = self.exchange("prepare", report.cohort)
-                self.prepared = True
+        silent: frozenset[int] = frozenset()
+        while not self.prepared:
+            try:
+                with self._all_or_nothing(), torch.no_grad():
+                    report = self._prepare(silent)
+            except Unanswered as nobody:
+                silent |= nobody.numbers
         return report
+
+    def _prepare(self, silent: frozenset[int]) -> RoundReport:
+        every = [i for i in range(self.size) if self.samples.size_of(i)]
+        report = RoundReport(0, every, exchanged=False, lost=[i for i in every if i in silent])
+        ids = [i for i in every if i not in silent]
+        for i in ids:
+            report.bytes_down += self._download_bytes(i)
+            self.clients.put(i, replace(self.client(i), seen=self.clock))
+        if ids:
+            report.bytes_up = self.exchange("prepare", ids, report)
+        self.prepared = True
+        return self._accounted(report)
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, by a keyed draw."""
@@ -280,31 +302,44 @@ class Federation:
     def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
         """Clients train in the order given; everything is summed in the order of their numbers."""
         self.prepare()
-        with self._all_or_nothing(), torch.no_grad():
-            self.round_number += 1
-            return self._round(list(self.cohort(self.round_number) if cohort is None else cohort))
+        selected = list(self.cohort(self.round_number + 1) if cohort is None else cohort)
+        silent: frozenset[int] = frozenset()
+        while True:
+            try:
+                with self._all_or_nothing(), torch.no_grad():
+                    self.round_number += 1
+                    return self._accounted(self._round(selected, silent))
+            except Unanswered as nobody:
+                silent |= nobody.numbers
 
-    def _round(self, cohort: list[int]) -> RoundReport:
+    def _round(self, cohort: list[int], silent: frozenset[int] = frozenset()) -> RoundReport:
         report = RoundReport(self.round_number, sorted(cohort), exchanged=self.method.exchanges(self.round_number))
         report.idle = sorted(i for i in cohort if not self.samples.schedule(i, self.phases))
-        report.lost = sorted(i for i in cohort if i not in report.idle and self.policy.dropout and self._fails(i))
+        report.lost = sorted(i for i in cohort if i not in report.idle and (i in silent or (self.policy.dropout and self._fails(i))))
         active = [i for i in cohort if i not in report.idle and i not in report.lost]
         ids = sorted(active)
         if not ids:
             report.exchanged = False
             return report
-        report.bytes_up += self.exchange("survey", ids)
+        report.bytes_up += self.exchange("survey", ids, report)
         down = {i: {p.name: p.deliver(self.serve(p, "deliver", ids), i) for p in self.method.using("deliver")} for i in active}
         report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
         heard = self.clock
         works = [LocalWork(self, i, self.client(i), ids, down[i]) for i in active]
         done: dict[int, Outcome] = {}
         with torch.enable_grad():
-            for i, outcome in zip(active, self.engine.run(works)):
-                done[i] = outcome
-                self.on_client(len(done), len(active))
+            for number, (i, outcome) in enumerate(zip(active, self.engine.run(works)), start=1):
+                if outcome is not None:
+                    done[i] = outcome
+                self.on_client(number, len(active))
+        report.lost = sorted([*report.lost, *(i for i in ids if i not in done)])
+        ids = sorted(done)
+        if not ids:
+            report.exchanged = False
+            return report
         self._refuse_nonfinite(ids, done, down)
-        report.losses = {i: float(done[i].losses.mean()) for i in ids}
+        if not self.secret:                         # sites whose uploads are guarded tell no losses
+            report.losses = dict(zip(ids, torch.stack([done[i].losses.mean() for i in ids]).tolist()))
         models = [{k: w for k, w in done[i].model["params"].items() if k in self.spec.shared} for i in ids]
         reduced: dict[str, Tree] = {}
         for part in self.method.parts:
@@ -312,6 +347,8 @@ class Federation:
             if uploads[0] or part.reads_models:
                 report.bytes_up += sum(tree.count_bytes(u) for u in uploads)
                 reduced[part.name] = self.settle(part, "finish", ids, uploads, models if part.reads_models else [])
+        if any(done[ids[0]].uploads.values()) or (self.models_travel and self.moving):
+            report.releases["finish"] = ids
         if report.exchanged:
             report.bytes_up += len(ids) * tree.count_bytes(tree.pick(self._flat(), self.moving))
             self._aggregate(ids, models, [done[i].model["buffers"] for i in ids], reduced)
@@ -328,6 +365,9 @@ class Federation:
             p = part.weights(self.serve(part, "weights", ids, reduced=reduced.get(part.name, {})), p)
         params = {k: w for k, w in self.model["params"].items() if k in self.spec.shared}
         change = weighted_change(params, models, p)
+        for guard in self.method.using("publish"):
+            moved = guard.publish(self.serve(guard, "model", ids), "", tree.pick(change, [k for k in self.moving if k in change]), {})
+            change = {**change, **moved}
         for part in self.method.using("aggregate"):
             change, server = part.aggregate(self.serve(part, "aggregate", ids, reduced=reduced.get(part.name, {})), change)
             self._store("server", part, server)
@@ -344,6 +384,14 @@ class Federation:
                                  "Use a smaller learning rate.")
         self.model, self.last_exchange = model, self.round_number
 
+    def _accounted(self, report: RoundReport) -> RoundReport:
+        """The report with what parts say that all uploads so far may have told."""
+        ids = sorted({i for those in report.releases.values() for i in those})
+        for part in self.method.using("account"):
+            report.privacy, server = part.account(self.serve(part, "account", ids), report.releases)
+            self._store("server", part, server)
+        return report
+
     def _flat(self) -> Flat:
         return {**self.model["params"], **self.model["buffers"]}
 
@@ -352,7 +400,7 @@ class Federation:
         state, flat = self.client(number), self._flat()
         seen = state.seen
         keys = self.moving if seen >= 0 else [k for k in flat if k in self.spec.shared]
-        if self._goes_on_alone(state):
+        if self.goes_on_alone(state):
             keys = []
         fresh = [t for path, t in tree.paths(self.shared) if self.versions[path] > seen]
         return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)

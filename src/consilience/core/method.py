@@ -28,6 +28,9 @@ class Method:
         if a.name == b.name:
             return "the same part twice"
         for one, other in ((a, b), (b, a)):
+            objection = one.objection(other)
+            if objection:
+                return f"{one.name} {objection}"
             for trait in sorted(one.refuses.keys() & other.traits):
                 return f"{other.name} has {trait}, and {one.name} {one.refuses[trait]}"
         for claim in sorted(a.claims.keys() & b.claims.keys()):

@@ -123,9 +123,23 @@ class Part:
         return {}
 
     @property
+    def uploads(self) -> Mapping[str, str]:
+        """What it uploads with its settings, and how each is reduced: `reduce`, or a part of it."""
+        return self.reduce
+
+    @property
+    def privacy(self) -> str:
+        """What its settings protect, from whom, and what they do not; empty for parts that protect nothing."""
+        return ""
+
+    @property
     def raw_averages(self) -> str:
         """Which averages of raw samples leave a client; empty where none do. A federation must allow them explicitly."""
         return ""
+
+    def objection(self, other: Part) -> str | None:
+        """Why it cannot stand beside another part, where that follows from what the other does rather than from its traits."""
+        return None
 
     # once, when the method is built
     def require(self, spec: Spec) -> str | None: return None
@@ -133,6 +147,7 @@ class Part:
     def points(self, layout: Layout) -> tuple[str, ...]: return ()
     def share(self, key: str, spec: Spec) -> bool: return True
     def phases(self, phases: list[Phase], spec: Spec) -> list[Phase]: return phases
+    def plain_keys(self, keys: tuple[str, ...], spec: Spec) -> tuple[str, ...]: return keys      # what `c.train` trains
     def init_shared(self, spec: Spec) -> Tree: return {}
     def init_server(self, spec: Spec) -> Tree: return {}
     def init_kept(self, spec: Spec) -> Tree: return {}
@@ -145,6 +160,7 @@ class Part:
     def init_scratch(self, c: ClientView) -> Tree: return {}
     def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree: return {}
     def finish(self, c: ClientView) -> tuple[Tree, Tree]: return c.kept, {}
+    def release(self, c: ClientView, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]: return uploads, model
     def personalise(self, c: ClientView) -> tuple[Model, bool]: return c.received, True
     # inside a step
     def batch(self, v: StepView) -> Batch: return v.batch
@@ -162,12 +178,14 @@ class Part:
     def weights(self, s: ServerView, p: Tensor) -> Tensor: return p
     def aggregate(self, s: ServerView, change: Flat) -> tuple[Flat, Tree]: return change, s.server
     def deliver(self, s: ServerView, client: int) -> Tree: return {}
+    def publish(self, s: ServerView, owner: str, reduced: Tree, how: Mapping[str, str]) -> Tree: return reduced
+    def account(self, s: ServerView, releases: Mapping[str, list[int]]) -> tuple[dict[str, Any], Tree]: return {}, s.server
 
 
 HOOKS = ("require", "build", "points", "share", "phases", "init_shared", "init_server", "init_kept", "init_personal", "exchange",
-         "prepare", "survey", "receive", "init_scratch", "plan", "finish", "personalise",
+         "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
          "batch", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
-         "server", "weights", "aggregate", "deliver")
+         "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
 STEP_HOOKS = ("tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
-EXCLUSIVE = ("main_loss", "gradient", "receive", "personalise")      # only one part of a stack may define them
+EXCLUSIVE = ("main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them

@@ -31,6 +31,7 @@ class ServerView:
     p: Tensor                     # weights of the average by the run's policy, in the order of ids
     reduced: Tree = field(default_factory=dict)      # this part's uploads, reduced as it declared
     models: list[Flat] = field(default_factory=list)  # trained travelling parameters, client by client, in the order of ids
+    secret: bytes = b""           # the server's own entropy for noise; empty in a simulation, where noise is keyed
     apply: Callable[[Model, str, Tensor], Tensor] | None = None     # run one submodule of a model, with gradients
 
 
