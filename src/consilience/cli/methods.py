@@ -15,6 +15,7 @@ from ..parts.registry import PARTS
 from ..report.tables import Table
 from ..runs.explain import explain as explain_stack
 from ..runs.explain import list_methods
+from ..runs.privacy import privacy_line
 from ..runs.run import build_federation, load_data
 from . import settings as s
 from .output import AsJson, Format, out, print_json, print_table
@@ -37,7 +38,7 @@ def explain(method: s.Method, data: s.Data = None, split: s.Split = None, client
     """Print what a method is made of: parts, hooks, state, bytes, references, departures, options and how choices are resolved."""
     config = s.configure(None, set_, option, method=method, data=data, split=split, clients=clients, model=model, taps=taps,
                          data_dir=data_dir)
-    document = explain_stack(config.stack(), build_federation(config, load_data(config)))
+    document = explain_stack(config.stack(), build_federation(config, load_data(config)), config.run.rounds)
     if as_json:
         return print_json(document)
     _print_explanation(document)
@@ -61,8 +62,14 @@ def _print_explanation(d: dict[str, Any]) -> None:
         say(f"  neutral    {', '.join(f'{k}={v}' for k, v in neutral.items()) or 'at any setting'}" if neutral is not None else
             f"  neutral    none: {escape(part['not_neutral'] or '')}")
         for key, upload in part["uploads"].items():
-            secure = "could go through secure aggregation" if upload["secure_aggregation"] else "the server sees each client's"
+            secure = "a sum: could go through secure aggregation" if upload["secure_aggregation"] else \
+                "read client by client: cannot go through secure aggregation"
             say(f"  uploads    {key} ({upload['reduced']}; {secure})")
+        if part["privacy"]:
+            say(f"  privacy    {escape(part['privacy'])}")
+        if part["raw_averages"]:
+            say(f"  [yellow]warning[/yellow]    raw data leave the client: {escape(part['raw_averages'])}. "
+                "A federation must allow it (allow_raw_averages=true).")
     say()
     m = d["model"]
     say(f"[bold]model[/bold]  {m['parameters']:,} parameters and {m['buffers']:,} buffer entries, of which {m['travels']:,} travel")
@@ -79,9 +86,25 @@ def _print_explanation(d: dict[str, Any]) -> None:
     t = d["traffic"]
     say(f"[bold]traffic[/bold]  bytes per client: first round {t['first_round']['up']:,} up, {t['first_round']['down']:,} down; "
         f"later {t['later_rounds']['up']:,} up, {t['later_rounds']['down']:,} down")
+    _print_privacy(d["privacy"], say)
     say("[bold]resolved[/bold]")
     for line in d["resolves"]:
         say(f"  {escape(line)}")
+
+
+def _print_privacy(d: dict[str, Any], say: Any) -> None:
+    """What the server sees of single clients, and the forecast (ε, δ)."""
+    sums = ["the model"] if d["model"]["travels"] and d["model"]["sum"] else []
+    sums += [f"{u['part']}.{u['upload']}" for u in d["uploads"] if u["sum"]]
+    say("[bold]what the server sees[/bold]")
+    if sums:
+        say(f"  sums over clients, which could go through secure aggregation: {escape(', '.join(sums))}")
+    for line in d["secure_aggregation"] or []:
+        say(f"  single clients: {escape(line)}")
+    if not sums and not d["secure_aggregation"]:
+        say("  nothing")
+    if d["forecast"]:
+        say(f"  after {d['forecast']['rounds']} rounds, if all answer: {escape(privacy_line(d['forecast']))}")
 
 
 @new_app.command("part")

@@ -46,6 +46,13 @@ class Mr(Part):
     neutral = {"kappa": 0.0}
     reduce = {"total": "sum", "count": "sum"}
 
+    @property
+    def privacy(self) -> str:
+        if not (self.noise_scale or self.noise_mix):
+            return "none: the mean of a client's representations is uploaded as it is, once, with the number of its samples"
+        return ("noise on the mean of a client's representations (Table 3), once, before the upload: it blurs what the mean shows. The "
+                "mean is not clipped, so that no (ε, δ) follows; the number of samples and the models carry no noise")
+
     def point(self, layout: Layout) -> str:
         return layout.features if self.at == "features" else self.at
 

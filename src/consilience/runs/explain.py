@@ -11,12 +11,12 @@ from ..options import describe
 from ..parts.presets import PRESETS
 from ..parts.registry import installed_parts
 from ..parts.stack import Stack, forwarded
+from .privacy import SUMS, disclosures
 
 HOMES = {"shared": "on the server, sent to clients", "server": "on the server, never sent", "kept": "on a client, between rounds",
          "personal": "on a client, trained, never sent", "local": "parts of the model that never leave a client",
          "previous": "on a client: its last trained model", "own": "on a client: its model between two exchanges",
          "optimiser": "on a client: its optimiser's state"}
-SECURE = ("sum", "mean", "weighted")       # reductions that secure aggregation could compute without seeing one upload
 
 
 def idea_of(cls: type[Part]) -> str:
@@ -30,16 +30,16 @@ def describe_part(part: Part) -> dict[str, Any]:
     options = [{**row, "value": getattr(part, row["name"])} for row in describe(cls)]
     return {"name": part.name, "idea": idea_of(cls), "paper": cls.paper, "hooks": hooks, "options": options, "helps": list(cls.helps),
             "departs": list(cls.departs), "neutral": dict(cls.neutral) if cls.neutral is not None else None,
-            "not_neutral": cls.not_neutral or None, "uploads": {k: {"reduced": how, "secure_aggregation": how in SECURE}
-                                                               for k, how in cls.reduce.items()}}
+            "not_neutral": cls.not_neutral or None, "raw_averages": part.raw_averages or None, "privacy": part.privacy or None,
+            "uploads": {k: {"reduced": how, "secure_aggregation": how in SUMS} for k, how in part.uploads.items()}}
 
 
 def _leaves(state: Any) -> list[dict[str, Any]]:
     return [{"path": path, "shape": list(t.shape), "bytes": t.numel() * t.element_size()} for path, t in tree.paths(state)]
 
 
-def explain(stack: Stack, fed: Federation) -> dict[str, Any]:
-    """A JSON-able description of a method on a model."""
+def explain(stack: Stack, fed: Federation, rounds: int = 1) -> dict[str, Any]:
+    """A JSON-able description of a method on a model. `rounds` are those for which what they would tell is forecast."""
     fresh = fed.clients.fresh.tensors
     homes = {"shared": fed.shared, "server": fed.server, **{h: fresh[h] for h in ("kept", "personal", "local", "previous", "own",
                                                                                  "optimiser")}}
@@ -51,7 +51,7 @@ def explain(stack: Stack, fed: Federation) -> dict[str, Any]:
                       "travels": sum(t.numel() for k, t in (fed.model["params"] | fed.model["buffers"]).items() if k in fed.spec.shared)},
             "state": {home: {"where": HOMES[home], "bytes": tree.count_bytes(state), "tensors": _leaves(state)}
                       for home, state in homes.items() if tree.leaves(state)},
-            "traffic": {"first_round": first, "later_rounds": later}, "resolves": _choices(fed)}
+            "traffic": {"first_round": first, "later_rounds": later}, "privacy": disclosures(fed, rounds), "resolves": _choices(fed)}
 
 
 def _traffic(fed: Federation) -> tuple[dict[str, int], dict[str, int]]:

@@ -60,6 +60,8 @@ def headline(record: dict[str, Any]) -> dict[str, Any]:
 def summarise(records: list[dict[str, Any]], stopped: str) -> dict[str, Any]:
     scored = [r for r in records if r.get("personalised")]
     out: dict[str, Any] = {"rounds": max((r["round"] for r in records), default=0), "stopped": stopped}
+    if records and "privacy" in records[-1]:
+        out["privacy"] = records[-1]["privacy"]
     if not scored:
         return out
     last = scored[-1]
