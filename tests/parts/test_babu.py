@@ -63,3 +63,12 @@ def test_a_client_that_cannot_fill_a_batch_is_served_the_global_model():
     fed = run_tiny([Babu(fine_tune=2)], rounds=1)                # client 2 has five samples for batches of eight
     model, _ = fed.personal_model(2)
     assert all(torch.equal(model["params"][k], p) for k, p in fed.model["params"].items())
+
+
+def test_the_head_alone_can_be_tuned():
+    fed = run_tiny([Babu(fine_tune=2, tuned="head")], rounds=1)
+    personal, _ = fed.personal_model(0)
+    net = train_by_phases(fed, 0, fed.model, [("plain", ["head."], 2)], round_number=fed.round_number)
+    close(personal["params"], net)
+    for k, p in fed.model["params"].items():
+        assert torch.equal(personal["params"][k], p) == (not k.startswith("head.")), k

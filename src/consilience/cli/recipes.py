@@ -126,8 +126,8 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
         raise typer.BadParameter("takes name=value, as in precision=bfloat16.", param_hint="--option")
     changed = tuple((name.strip(), value.strip()) for name, _, value in pairs)
     pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, changed, out_, runs)
-    for piece in pieces if merge else ():
-        merge_runs(merge or (), piece.runs)
+    for place in dict.fromkeys(p.runs for p in pieces) if merge else ():
+        merge_runs(merge or (), place)
     with progress_bar() as bar:
         tell = lambda what: bar.console.print(what, highlight=False, markup=False, soft_wrap=True)
         outcomes = reproduce_all(pieces, data_dir=data_dir, jobs=jobs, again=again, train=not report_only, until=until,
@@ -157,7 +157,8 @@ def _write(piece: Piece, outcome: Outcome, data_dir: Path | None, results: Path 
                 + (f" and {len(outcome.figures)} figures" if outcome.figures else "") + f" in {piece.out}", soft_wrap=True, markup=False)
     if results is not None and outcome.entries:
         page = write_results(outcome, piece.order, results, piece.out)
-        err().print(f"Wrote {page} and the records of its runs", soft_wrap=True, markup=False)
+        said = f"Wrote {page} and the records of its runs" if page else f"No page: nothing of {piece.recipe.name} was run"
+        err().print(said, soft_wrap=True, markup=False)
 
 
 def _print(piece: Piece, outcome: Outcome, form: str) -> None:

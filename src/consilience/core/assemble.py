@@ -23,7 +23,7 @@ from .step import Program
 class Assembled(NamedTuple):
     program: Program
     phases: list[Phase]      # of a round
-    plain: Phase             # plain training: the task alone, every parameter of the model
+    plain: Phase             # plain training: the task alone, every parameter of the model unless a part says otherwise
 
 
 def _describe(module: nn.Module, points: list[str], spec: Spec, x: Tensor) -> tuple[Network, Spec]:
@@ -90,5 +90,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
         reason = part.require(spec)
         if reason:
             raise ConfigError(f"{part.name} {reason}")
-    plain = Phase("plain", main, model="plain", epochs=1)
+    plainly = main
+    for part in method.using("plain_keys"):
+        plainly = part.plain_keys(plainly, spec)
+    plain = Phase("plain", plainly, model="plain", epochs=1)
     return Assembled(Program(network, method, [*phases, plain], spec, population.task, population.transform), phases, plain)

@@ -30,12 +30,17 @@ def page_name(outcome: Outcome) -> str:
     return plain + scaled + "".join(f"-{name}-{value}" for name, value in outcome.changed)
 
 
-def write_results(outcome: Outcome, order: Order, into: str | Path, drawn_in: Path | None = None) -> Path:
-    """Add the runs of an outcome to the records in `into`, and make the recipe's page of all that the records hold."""
+def write_results(outcome: Outcome, order: Order, into: str | Path, drawn_in: Path | None = None) -> Path | None:
+    """Add the runs of an outcome to the records in `into`, and make the recipe's page of all that the records hold.
+
+    None where they hold nothing of it: a page without a number helps nobody.
+    """
     into = Path(into)
-    for run in {r.path: r for e in outcome.entries for r in e.runs.values() if r.path.is_dir()}.values():
+    for run in {r.path: r for e in outcome.entries for r in e.runs.values() if r.path.is_dir() and r.records}.values():
         _keep(run, into / RECORDS)
     kept = collect(outcome.recipe, into / RECORDS, order)
+    if not any(e.values or e.partial for e in kept.entries):
+        return None
     name = page_name(kept)
     for figure in outcome.figures if drawn_in is not None else ():
         (into / "figures" / name).mkdir(parents=True, exist_ok=True)
