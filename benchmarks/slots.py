@@ -101,13 +101,13 @@ def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None 
 
 def main() -> None:
     args = argparse.ArgumentParser()
-    args.add_argument("work", nargs="*", default=list(WORK))
+    args.add_argument("work", nargs="*", default=list(WORK), help="or none")
     args.add_argument("--methods", action="store_true", help="the methods' cost over FedAvg's on the CNN")
     args.add_argument("--rounds", type=int, default=3)
     given = args.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     out: dict[str, object] = {}
-    for name in given.work:
+    for name in [n for n in given.work if n != "none"]:
         w = WORK[name]
         bare = plain(w, 1)
         rate, notes = product(w, given.rounds)
