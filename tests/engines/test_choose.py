@@ -62,8 +62,8 @@ def test_settling_changes_the_engine_and_no_number():
     said = choice.record(fed)
     fed.engine.close()
     assert not differences(fed, run_tiny([Scaffold()]))
-    assert said == {"engine": "workers", "why": "asked for", "device": "cpu", "processes": 1, "threads": 1, "layout": "contiguous",
-                    "precision": "float32", "notes": []}
+    assert said == {"engine": "workers", "why": "asked for", "device": "cpu", "devices": ["cpu"], "processes": 1, "threads": 1,
+                    "layout": "contiguous", "precision": "float32", "notes": []}
 
 
 def test_settling_sets_the_threads():
@@ -129,7 +129,7 @@ def test_mapped_data_need_no_memory(tmp_path):
     assert estimate._in_memory(x, fed.population.y) == fed.population.y.numel() * 8
 
 
-@pytest.mark.parametrize(("what", "advice"), [("data", "torch.from_file"), ("states", "on disk"), ("workers", "fewer workers"),
+@pytest.mark.parametrize(("what", "advice"), [("data", "map_data=true"), ("states", "on disk"), ("workers", "fewer workers"),
                                               ("round", "participation")])
 def test_too_little_memory_is_refused_with_advice(what, advice, monkeypatch):
     monkeypatch.setattr(estimate, "available_memory", lambda: 8 * GIB)

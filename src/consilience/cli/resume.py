@@ -17,7 +17,7 @@ from .train import Again, _show
 
 
 def resume(folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of runs.", show_default=False)],
-           data_dir: s.DataDir = None, again: Again = False, as_json: AsJson = False) -> None:
+           data_dir: s.DataDir = None, devices: s.Devices = None, ray: s.Ray = None, again: Again = False, as_json: AsJson = False) -> None:
     """Go on with interrupted runs, each with the settings its folder holds. A finished run is only read, unless --again.
 
     With --json, the document of the run, as `consilience run` gives it; of several folders, an array of them.
@@ -27,6 +27,7 @@ def resume(folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help=
     for folder in folders:
         try:
             config, _ = read_run_config(folder, str(data_dir) if data_dir else None)
+            config = config.replace(devices=devices, ray=ray)          # of this machine, so no folder holds them
             with progress_bar() as bar:
                 result = run_config(config, out=folder, listener=RunProgress(bar, config.stack().canonical), again=again)
         except ConsilienceError as error:

@@ -28,8 +28,11 @@ Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs in a 
 Steps = Annotated[int | None, typer.Option("--steps", help="Local steps in a round, instead of epochs.")]
 Participation = Annotated[float | None, typer.Option("--participation", help="Fraction of clients in a round, or their number.")]
 EvalEvery = Annotated[int | None, typer.Option("--eval-every", help="Score every so many rounds.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="Where steps run.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="Where steps run: auto, sequential, workers, slots or ray.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …")]
+Devices = Annotated[str | None, typer.Option("--devices", help="Several GPUs that share a round's clients, as in 0-7 or 0,2 or all.")]
+Ray = Annotated[str | None, typer.Option("--ray", help="Address of the Ray cluster for --engine ray or --on ray; without it RAY_ADDRESS, "
+                                                       "or a Ray of this machine's own.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie.")]
 Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other setting of the run, as in momentum=0.9 or "
                                                                         "weights=uniform. May be repeated.")]

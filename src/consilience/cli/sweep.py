@@ -25,14 +25,14 @@ def sweep(method: s.Method,
           rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,
           lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
           participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
-          data_dir: s.DataDir = None, option: s.Option = None,
+          devices: s.Devices = None, ray: s.Ray = None, data_dir: s.DataDir = None, option: s.Option = None,
           out_: Annotated[Path | None, typer.Option("--out", help="Folder of the sweep; without it runs/ and a name made from the "
                                                     "settings.")] = None,
           form: Format = "text", as_json: AsJson = False) -> None:
     """Search a method's settings with Optuna, by validation score. The same command goes on where an interrupted one stopped."""
     base = s.configure(config, set_, option, method=method, data=data, split=split, shift=shift, clients=clients, rounds=rounds,
                        seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps, participation=participation,
-                       eval_every=eval_every, engine=engine, device=device, data_dir=data_dir)
+                       eval_every=eval_every, engine=engine, device=device, devices=devices, ray=ray, data_dir=data_dir)
     with progress_bar() as bar:
         found = run_sweep(method, base, over or [], trials, out=out_, sampler=sampler, prune=prune, score=score, watcher=RunsProgress(bar))
     if as_json:

@@ -16,6 +16,7 @@ from ..runs.compare import SCORES, Comparison, Watcher
 from ..runs.compare import compare as compare_runs
 from ..runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 from ..runs.folder import default_folder
+from ..runs.privacy import privacy_line
 from ..runs.result import Result
 from ..runs.run import run_config
 from . import settings as s
@@ -29,11 +30,13 @@ def run(method: s.Method, config: s.Config = None, data: s.Data = None, split: s
         clients: s.Clients = None, rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None,
         taps: s.Taps = None, lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
         participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
-        data_dir: s.DataDir = None, option: s.Option = None, out_: Out = None, again: Again = False, as_json: AsJson = False) -> None:
+        devices: s.Devices = None, ray: s.Ray = None, data_dir: s.DataDir = None, option: s.Option = None, out_: Out = None,
+        again: Again = False, as_json: AsJson = False) -> None:
     """Train one method and keep its records and models. The same command goes on where an interrupted one stopped."""
     settled = s.configure(config, set_, option, method=method, data=data, split=split, shift=shift, clients=clients, rounds=rounds,
                           seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps,
-                          participation=participation, eval_every=eval_every, engine=engine, device=device, data_dir=data_dir)
+                          participation=participation, eval_every=eval_every, engine=engine, device=device, devices=devices, ray=ray,
+                          data_dir=data_dir)
     folder = out_ or default_folder(settled)
     with progress_bar() as bar:
         result = run_config(settled, out=folder, listener=RunProgress(bar, settled.stack().canonical), again=again)
@@ -65,6 +68,8 @@ def _show(result: Result, folder: Path) -> None:
                       f"No global score: {last['no_global_model']}.")
         console.print(f"Personalised models scored {last['personalised']['scored']}.")
         console.print(f"Sent up {_size(summary['bytes_up'])}, down {_size(summary['bytes_down'])}.")
+    if "privacy" in summary:
+        console.print(f"Privacy: {privacy_line(summary['privacy'])}.")
     console.print(f"Records and models: {folder}")
 
 
@@ -88,11 +93,13 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
             rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,
             lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
             participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
-            data_dir: s.DataDir = None, option: s.Option = None,
+            devices: s.Devices = None, ray: s.Ray = None, data_dir: s.DataDir = None, option: s.Option = None,
             out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs, comparison.json and comparison.md; without it "
                                                       "the runs alone are kept, in runs/.")] = None,
             jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
                                                      min=1)] = None,
+            on: Annotated[str, typer.Option("--on", help="Where the runs are made: here, in processes of this machine, or ray, on a "
+                                            "cluster.")] = "here",
             no_local: Annotated[bool, typer.Option("--no-local", help="Leave out the row of clients training alone.")] = False,
             again: Again = False, form: Format = "text", as_json: AsJson = False) -> None:
     """Train several methods with several seeds and print one table. An interrupted comparison goes on where it was."""
@@ -102,14 +109,14 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
     flags: dict[str, Any] = {"data": data, "split": split, "shift": shift, "clients": clients, "rounds": rounds, "seed": seed,
                              "model": model, "taps": taps, "lr": lr, "batch": batch, "epochs": epochs, "steps": steps,
                              "participation": participation, "eval_every": eval_every, "engine": engine, "device": device,
-                             "data_dir": data_dir}
+                             "devices": devices, "ray": ray, "data_dir": data_dir}
     given = {k: v for k, v in flags.items() if v is not None}
     base = s.configure(None, None, option, **{k: v for k, v in file.items() if k not in typed} | given | {"method": "fedavg"})
     base = dataclasses.replace(base, settings=settings)
     fixed = (base.policy.lr,) if "lr" in {*file, *typed, *given} else None
     comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),
                                  jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
-                                 learning_rates=fixed, save=out_ is not None)
+                                 learning_rates=fixed, save=out_ is not None, on=on)
     if as_json:
         print_json(comparison.document())
     else:

@@ -22,7 +22,7 @@ import torch
 
 from ..core.federation import Federation
 from ._parcel import Reader, Region
-from ._plain import describe_error, rebuild_error
+from ._plain import describe_error
 from ._twin import Guests, build_twin
 from ._wire import receive, send
 from .sequential import Sequential
@@ -64,11 +64,6 @@ def _listen(pipe: BinaryIO, messages: queue.SimpleQueue[Any], folder: Path) -> N
         messages.put(message)
     shutil.rmtree(folder, ignore_errors=True)          # its owner may have had no time to
     os._exit(0)
-
-
-def sendable(error: Exception) -> Exception | None:
-    """The error itself, where it survives the journey."""
-    return error if type(rebuild_error(describe_error(error))) is type(error) else None
 
 
 def main(folder: Path, name: str) -> None:

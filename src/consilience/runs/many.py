@@ -23,7 +23,7 @@ from ..core.federation import Federation
 from ..data import FederatedData
 from ..data.directory import VARIABLE
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError
+from ..errors import ConsilienceError, unknown
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
@@ -31,6 +31,7 @@ from .result import Result
 from .run import Listener, choose_device, load_data, run_config
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
+PLACES = ("here", "ray")
 POLL = 0.25                                 # seconds between looks at the rounds of running processes
 LATE = "no time was left to begin it"
 DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
@@ -60,18 +61,21 @@ def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
 
 def default_workers(config: RunConfig) -> int:
     """All cores; one run at a time where they would share an accelerator."""
-    if choose_device(config.run.device).type != "cpu":
+    if config.run.devices or choose_device(config.run.device).type != "cpu":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_many(jobs: Sequence[Job], what: str, *, workers: int | None = None, again: bool = False,
-             watcher: Watcher | None = None, until: float | None = None) -> list[Outcome]:
-    """Every job's outcome, in the order of the jobs. The number of workers does not change a bit of any of them.
+             watcher: Watcher | None = None, until: float | None = None, on: str = "here") -> list[Outcome]:
+    """Every job's outcome, in the order of the jobs. The number of workers does not change a bit of any of them, nor does the place:
+    `on` is "here", in processes of this machine, or "ray", on a cluster.
 
     At the time `until` (of `time.time`) runs under way are cut off between two rounds, and none is begun any more: its outcome is LATE.
     """
-    return _Runs(jobs, what, again, watcher or Watcher(), until).run(workers)
+    if on not in PLACES:
+        raise unknown("place", on, PLACES)
+    return _Runs(jobs, what, again, watcher or Watcher(), until).run(workers, on)
 
 
 class _Runs:
@@ -82,12 +86,14 @@ class _Runs:
         self.said: set[str] = set()
         watcher.begin(what, len(jobs), sum(j.config.run.rounds for j in jobs))
 
-    def run(self, workers: int | None) -> list[Outcome]:
+    def run(self, workers: int | None, on: str = "here") -> list[Outcome]:
         for i, job in enumerate(self.jobs):
             if not self.again and (document := read_finished(job)) is not None:
                 self.keep(i, document, [])
         left = [i for i in range(len(self.jobs)) if i not in self.outcomes]
-        if left:
+        if left and on == "ray":
+            self.on_cluster(left, workers)
+        elif left:
             workers = max(1, min(workers or default_workers(self.jobs[left[0]].config), len(left)))
             if workers == 1:
                 self.here(left)
@@ -119,6 +125,13 @@ class _Runs:
                     self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i), self.until))
         finally:
             _LOADED.clear()
+
+    def on_cluster(self, left: list[int], at_once: int | None) -> None:
+        from .cluster import runs_on_cluster
+        jobs = [self.jobs[i] for i in left]
+        for place, ended in runs_on_cluster(jobs, at_once=at_once, again=self.again, until=self.until,
+                                            heard=lambda place, n: self.heard(left[place], n)):
+            self.keep(left[place], *ended)
 
     def in_processes(self, left: list[int], workers: int) -> None:
         """A process that dies takes its pool along: the runs it may have been are tried once more, each alone."""
@@ -193,7 +206,7 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
 
 _LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs
 _OF_DATA = ("data", "split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out",
-            "split_file", "data_dir")
+            "split_file", "data_dir", "map_data")
 
 
 def _data_of(config: RunConfig) -> FederatedData:
