@@ -50,8 +50,9 @@ class _Collection:
                 self.fill(entry, seed, values, folder)
             entries[name] = entry
         for (row, _), entry in entries.items():
-            if entry.cell.column.mean_of and not entry.cell.unavailable:
-                self.average(entry, [entries[row, other] for other in entry.cell.column.mean_of])
+            column = entry.cell.column
+            if column.mean_of and not entry.cell.unavailable:
+                self.average(entry, *([entries[row, name] for name in names] for names in (column.mean_of, column.minus)))
         return Outcome(self.recipe, list(entries.values()), self.order.scale, self.asked, self.order.command(self.recipe),
                        changed=self.order.changed)
 
@@ -112,13 +113,15 @@ class _Collection:
                 return value_of(dataclasses.replace(score, reach_row=None, report="value"), run.records)
         return None
 
-    def average(self, entry: Entry, parts: Sequence[Entry]) -> None:
-        """The mean over other columns, for seeds that all of them have."""
+    def average(self, entry: Entry, plus: Sequence[Entry], minus: Sequence[Entry]) -> None:
+        """The mean over some columns, less the mean over others, for seeds that all of them have."""
+        parts = [*plus, *minus]
         entry.rounds, entry.full_rounds = parts[0].rounds, parts[0].full_rounds
         entry.unavailable = next((p.unavailable for p in parts if p.unavailable), None)
         for seed in sorted({s for p in parts for s in p.states}):
             if all(seed in p.values for p in parts):
-                entry.values[seed] = sum(p.values[seed] for p in parts) / len(parts)
+                mean = lambda own, seed=seed: sum(p.values[seed] for p in own) / len(own) if own else 0.0
+                entry.values[seed] = mean(plus) - mean(minus)
                 entry.states[seed] = "done"
             else:
                 entry.states[seed] = next(p.states.get(seed, "not run") for p in parts if seed not in p.values)

@@ -124,7 +124,8 @@ class Column:
     unit: str | None = None
     digits: int | None = None
     x: float | None = None                     # where the column stands on a figure's axis
-    mean_of: tuple[str, ...] = ()              # nothing is run: the mean of these columns
+    mean_of: tuple[str, ...] = ()              # nothing is run: the mean of these columns,
+    minus: tuple[str, ...] = ()                # less the mean of these
     ours: str | None = None                    # not in the paper: why it is here
     unavailable: str | None = None
     note: str = ""

@@ -25,7 +25,7 @@ _NAME = re.compile(r"^(table|figure)[1-9][0-9]*$")
 _PAPER_KEYS = ("citation", "seeds", "unit", "digits", "readings", "run", "score", "rows", "columns")
 _RECIPE_KEYS = ("title", "seeds", "unit", "digits", "readings", "notes", "run", "score", "also", "rows", "columns", "draw", "scaled",
                 "unavailable")
-_COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "mean_of", "ours", "unavailable", "note")
+_COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "mean_of", "minus", "ours", "unavailable", "note")
 _ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
 _CELL_KEYS = ("method", "run", "score", "unavailable", "note")
 _ALSO_KEYS = ("title", "score")
@@ -122,8 +122,12 @@ class _Reader:
     def column(self, name: str, given: Mapping[str, Any]) -> Column:
         v = self._shared("columns", name, given, _COLUMN_KEYS)
         _one_of(v.get("unit"), (None, *UNITS), f"columns.{name}.unit")
+        if given.get("mean_of") and "run" in given:
+            raise ConfigError(f"columns.{name} is a mean of others, so that its run is never made: leave one of them out.")
+        if v.get("minus") and not v.get("mean_of"):
+            raise ConfigError(f"columns.{name}.minus needs mean_of, as in mean_of = [\"a\"], minus = [\"b\"].")
         return Column(name, v.get("title", name), v.get("run", {}), v.get("score", {}), v.get("unit"), v.get("digits"), v.get("x"),
-                      tuple(v.get("mean_of", ())), v.get("ours"), v.get("unavailable"), v.get("note", ""))
+                      tuple(v.get("mean_of", ())), tuple(v.get("minus", ())), v.get("ours"), v.get("unavailable"), v.get("note", ""))
 
     def row(self, name: str, given: Mapping[str, Any], columns: Sequence[str]) -> Row:
         v = self._shared("rows", name, given, _ROW_KEYS)
@@ -190,7 +194,7 @@ class _Reader:
             where = f"row {cell.row.name}, column {cell.column.name}"
             if cell.score.reach_row is not None and (cell.score.reach_row, cell.column.name) not in there:
                 raise ConfigError(f"{where}: the row {cell.score.reach_row!r} of its threshold is not in this column.")
-            for other in cell.column.mean_of:
+            for other in (*cell.column.mean_of, *cell.column.minus):
                 if other not in [c.name for c in columns]:
                     raise unknown(f"column in columns.{cell.column.name}.mean_of:", other, [c.name for c in columns])
                 if (cell.row.name, other) not in there:
