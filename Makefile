@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-federation lint clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 demo: setup
@@ -21,6 +21,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n auto
+
+# Real processes that talk to each other on this machine: SuperLink, SuperNodes and Ray workers. One after another, they share ports and cores.
+test-federation: setup
+	$(BIN)/python -m pytest -m federation
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
