@@ -11,9 +11,12 @@ from rich.markup import escape
 
 from ..errors import ConfigError
 from ..runs.config import parse_set
+from .federation_study import demo, study
 from .output import AsJson, err, out, print_json, warn
 
 app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: sites that keep their data.")
+app.command()(demo)
+app.command()(study)
 
 Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certificate (ca.crt), by which the server is known.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS and no keys. For a test on one machine only.")]

@@ -18,16 +18,16 @@ from typing import Any
 import torch
 
 from ..core.policy import Policy
-from ..data import SOURCES, ClientRows, FederatedData
+from ..data import SOURCES
 from ..data.sources import make as make_source
 from ..data.transforms import make as make_transform
+from ..engines.flower.build import rehearse
 from ..engines.flower.settings import FederationSettings, _Agreed
 from ..errors import ConfigError, DataError
 from ..models import default_for
 from ..options import parse_call
 from ..runs.config import _RunOnly, flatten_settings
 from ..runs.files import disk
-from ..runs.run import build_federation
 from .approval import hash_of
 from .commands import command_path, toml_value
 from .processes import Processes
@@ -73,7 +73,7 @@ def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = No
 
 
 def settle(values: Mapping[str, Any], *, like: str | None = None) -> FederationSettings:
-    """Settings with what `like` (a data set or a site's adapter) tells of the samples, tried on made-up data of that form."""
+    """Settings with what `like` (a data set or a site's adapter) tells of the samples, tried out."""
     given = {**(_form_of(like) if like else {}), **values}
     if not given.get("sample") and not like:
         raise ConfigError("What do samples look like? Say --like with a site's data, as in --like \"arrays(path='site.npz')\", or "
@@ -83,27 +83,8 @@ def settle(values: Mapping[str, Any], *, like: str | None = None) -> FederationS
         a = settings.agreed
         text = default_for((like or "").partition("(")[0], tuple(_transformed(settings).shape[1:]), vocabulary=a.vocabulary, task=a.task)
         settings = FederationSettings.make({**given, "model": text})
-    try_out(settings)
+    rehearse(settings)             # builds model and method on samples of zeros: what cannot work is said before any site hears of it
     return settings
-
-
-def try_out(settings: FederationSettings) -> None:
-    """Build model and method on made-up samples, so that what cannot work is said before any site hears of it."""
-    build_federation(dataclasses.replace(settings.run, run=dataclasses.replace(settings.run.run, device="cpu")), made_up(settings))
-
-
-def made_up(settings: FederationSettings) -> FederatedData:
-    """A batch or two of made-up samples per site, in the agreed form."""
-    a = settings.agreed
-    each = 2 * settings.run.policy.batch
-    x = torch.zeros(a.sites * each, *a.sample, dtype=getattr(torch, a.input))
-    y = torch.arange(len(x)) % a.classes
-    if a.task == "segmentation":
-        y = torch.zeros(len(x), *a.sample[1:], dtype=torch.int64)
-    none = torch.zeros(0, dtype=torch.int64)
-    rows = tuple(ClientRows(f"site-{i}", torch.arange(i * each, (i + 1) * each), none, none) for i in range(a.sites))
-    about = {"vocabulary": {"size": a.vocabulary}} if a.vocabulary else {}
-    return FederatedData("federation", x, y, a.classes, rows, transform=settings.make_transform(), description=about, task=a.task)
 
 
 def _transformed(settings: FederationSettings) -> torch.Tensor:

@@ -89,22 +89,23 @@ class FlowerRun:
 
     def status(self) -> str:
         """As `flwr list` says it."""
-        said = self.launcher.flwr(["list", "--run-id", self.number, CONNECTION, "--format", "json"], self.superlink)
+        said = self.launcher.flwr(["list", "--run-id", self.number, self.launcher.name, "--format", "json"], self.superlink)
         for run in _json(said).get("runs", []):
             if str(run.get("run-id")) == self.number:
                 return str(run.get("status"))
         return "unknown"
 
     def stop(self) -> None:
-        self.launcher.flwr(["stop", self.number, CONNECTION], self.superlink)
+        self.launcher.flwr(["stop", self.number, self.launcher.name], self.superlink)
 
 
 class Launcher(Processes):
     """Starts processes and stops them. Everything they write lies under `folder`."""
 
     def __init__(self, folder: str | Path, *, certificates: ServerFiles | None = None, insecure: bool = False,
-                 client: bool = False) -> None:
-        """With `client` it starts sites or runs alone, and needs no server certificate."""
+                 client: bool = False, connection: str | None = None) -> None:
+        """With `client` it starts sites or runs alone, and needs no server certificate. `connection` names one in the user's own
+        Flower configuration, which is then read and otherwise left alone."""
         require_flower()
         if certificates is None and not insecure and not client:
             raise ConfigError("A federation uses TLS and node keys: give it certificates, or say --insecure for a test on one machine.")
@@ -116,7 +117,7 @@ class Launcher(Processes):
         beside = str(Path(sys.executable).parent)            # Flower's commands start each other by name
         super().__init__({**QUIET, "PATH": beside + os.pathsep + os.environ.get("PATH", os.defpath)})
 
-        self.calls, self.followers = 0, list[Child]()
+        self.calls, self.followers, self.connection = 0, list[Child](), connection
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
@@ -127,7 +128,8 @@ class Launcher(Processes):
         """Start a SuperLink and wait until it answers. With a database it remembers nodes and runs when it is started again."""
         port = port or free_port(host)
         command = superlink_command(host, port, self.certificates, database)
-        child = self.start("The SuperLink", command, self.log("superlink"), env=self._home("server"))
+        env = {**self._home("server"), "CONSILIENCE_SERVER_DIR": str(self.folder / "runs")}          # for runs that name no folder
+        child = self.start("The SuperLink", command, self.log("superlink"), env=env)
         local = "127.0.0.1" if host in ("0.0.0.0", "127.0.0.1", "localhost") else "::1" if host == "::" else host
         link = SuperLink(join_address(local, port), self.certificates.authority if self.certificates else None, child)
         child.wait_for(lambda: answers(link), f"it answers on {link.address}", READY)
@@ -137,7 +139,7 @@ class Launcher(Processes):
     def register(self, link: SuperLink, *public: Path) -> list[str]:
         """Admit sites' public keys, several at a time; the numbers Flower gives their nodes."""
         with ThreadPoolExecutor(max(len(public), 1)) as pool:
-            said = pool.map(lambda key: self.flwr(["supernode", "register", str(key), CONNECTION, "--format", "json"], link), public)
+            said = pool.map(lambda key: self.flwr(["supernode", "register", str(key), self.name, "--format", "json"], link), public)
             return [str(_json(text).get("node-id", "")) for text in said]
 
     # ---- a site ----------------------------------------------------------------------------------------------------
@@ -177,13 +179,13 @@ class Launcher(Processes):
 
     def flwr_run(self, app: Path, link: SuperLink, overrides: Mapping[str, Any] | None = None, name: str = "run") -> FlowerRun:
         """Start a run of an app and follow its log. Overrides are settings that differ from the app's own."""
-        command = ["run", str(app), CONNECTION, "--format", "json", *override_arguments(overrides, self.folder / f"{name}.toml")]
+        command = ["run", str(app), self.name, "--format", "json", *override_arguments(overrides, self.folder / f"{name}.toml")]
         said = self.flwr(command, link)
         number = str(_json(said).get("run-id") or "")
         if not number.isdigit():
             raise LaunchError(f"Flower did not start the run:\n{_indent(said)}")
-        follow = self.start(f"Run {number}", [command_path("flwr"), "log", number, CONNECTION, "--stream"], self.log(name),
-                            env=self._home("server"))
+        follow = self.start(f"Run {number}", [command_path("flwr"), "log", number, self.name, "--stream"], self.log(name),
+                            env=self._command_home())
         self.children.remove(follow)             # it ends with its run, which is no fault
         self.followers.append(follow)
         return FlowerRun(number, follow, self, link)
@@ -194,7 +196,7 @@ class Launcher(Processes):
         self.calls += 1
         name = "-".join([*(a for a in arguments[:2] if a.isalpha()), str(self.calls)])       # several may run at a time
         child = Child(f"flwr {' '.join(arguments[:2])}", [command_path("flwr"), *arguments], self.log(f"flwr-{name}"),
-                      {**self.env, **self._home("server")})
+                      {**self.env, **self._command_home()})
         try:
             code = child.wait(READY)
         finally:
@@ -210,6 +212,14 @@ class Launcher(Processes):
         self.followers.clear()
         super().stop()
 
+    @property
+    def name(self) -> str:
+        """The connection's name, as Flower's commands take it."""
+        return self.connection or CONNECTION
+
+    def _command_home(self) -> dict[str, str]:
+        return {} if self.connection else self._home("server")
+
     def _home(self, name: str, folder: Path | None = None) -> dict[str, str]:
         """A private FLWR_HOME, so that nothing of the user's own Flower is touched."""
         home = (folder or self.folder / "flower" / name).absolute()
@@ -219,6 +229,8 @@ class Launcher(Processes):
 
     def _connect(self, link: SuperLink) -> None:
         """Tell `flwr` how to reach the SuperLink."""
+        if self.connection:
+            return
         path, text = Path(self._home("server")["FLWR_HOME"]) / "config.toml", connection_toml(link.address, link.authority)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -238,6 +250,11 @@ def connect(folder: str | Path) -> tuple[Launcher, SuperLink]:
     if not answers(link):
         raise ConfigError(f"The server in {str(folder)!r} does not answer on {link.address}. Is it running on this machine?")
     return Launcher(folder, client=True), link
+
+
+def elsewhere(connection: str, folder: str | Path) -> tuple[Launcher, SuperLink]:
+    """A launcher for runs over a connection of the user's own Flower configuration; its logs lie in `folder`."""
+    return Launcher(folder, client=True, connection=connection), SuperLink(connection, None)
 
 
 def _why_not(said: str, site: Site) -> str | None:

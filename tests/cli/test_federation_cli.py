@@ -1,0 +1,95 @@
+"""`consilience federation`: what is printed, what is written, and what is refused, without starting a process of Flower's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
+
+
+@pytest.fixture
+def data(tmp_path):
+    np.savez(tmp_path / "site.npz", x=np.zeros((40, 5), np.float32), y=np.arange(40) % 3)
+    return "arrays(path='site.npz')"
+
+
+def test_init_writes_an_app_whose_hash_sites_can_approve(cli, data, tmp_path):
+    made = cli("federation", "init", "hospitals", "--method", "scaffold+dbe", "--like", data, "--rounds", "4", "--set", "dbe.kappa=5", "-o",
+               "deadline=60", "--json").json()
+    assert made["settings"]["deadline"] == 60
+    assert made["settings"]["settings.dbe.kappa"] == 5
+    assert sorted(p.name for p in (tmp_path / "hospitals").iterdir()) == ["README.md", "app.py", "pyproject.toml"]
+    approved = cli("federation", "approve", "store", made["hash"], "--override", "lr", "--json").json()
+    assert approved["overrides"] == ["lr"]
+    listed = cli("federation", "approvals", "store", "--json").json()
+    assert list(listed["approved"]) == [made["hash"]]
+    assert made["hash"] in cli("federation", "approvals", "store").out
+    cli("federation", "revoke", "store", made["hash"])
+    assert "Nothing approved" in cli("federation", "approvals", "store").out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--method", "scafold"], "Did you mean 'scaffold'"), (["--method", "local+scaffold"], "cannot be combined"),
+    (["--method", "fedavg", "-o", "deadlin=3"], "Did you mean 'deadline'"), (["--method", "fedavg", "--set", "dbe.kappa=1"], "dbe"),
+    (["--method", "fedavg", "-o", "deadline"], "name=value"), (["--method", "union"], "no data leave a site"),
+])
+def test_init_refuses_before_it_writes(cli, data, tmp_path, words, said):
+    assert said in cli("federation", "init", "hospitals", "--like", data, *words, code=2).err
+    assert not (tmp_path / "hospitals").exists()
+
+
+def test_certificates_and_keys(cli, tmp_path):
+    made = cli("federation", "certificates", "certs", "--host", "hub.example.org", "--host", "10.0.0.2", "--json").json()
+    assert made["hosts"][:2] == ["hub.example.org", "10.0.0.2"]
+    assert "--again" in cli("federation", "certificates", "certs", "--host", "hub", code=2).err
+    assert "give it to every site" in cli("federation", "certificates", "certs", "--host", "hub", "--again").out
+    pair = cli("federation", "key", "store", "--json").json()
+    assert (tmp_path / pair["public"]).read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert "keeps its key" in cli("federation", "key", "store", code=2).err
+
+
+def test_a_site_looks_at_its_data_first(cli, data):
+    common = ("federation", "site", "store", "--number", "0")
+    about = cli(*common, "--server", "hub:9092", "--data", data, "--check", "--json").json()
+    assert (about["train"], about["validation"], about["test"], about["sample"]) == (30, 4, 6, [5])
+    assert "30 samples to train on" in cli(*common, "--server", "hub:9092", "--data", data, "--check").out
+    assert "does not exist" in cli(*common, "--server", "hub:9092", "--data", "arrays(path='gone.npz')", code=2).err
+    assert "host:port" in cli(*common, "--server", "https://hub", "--data", data, code=2).err
+    assert "labels must be 0 to 1" in cli(*common, "--server", "hub:9092", "--data", data, "--classes", "2", code=2).err
+
+
+def test_a_site_does_not_start_without_authority_or_key(cli, data, tmp_path):
+    common = ("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", data)
+    assert "--ca" in cli(*common, code=2).err
+    cli("federation", "certificates", "certs", "--host", "hub")
+    assert "consilience federation key store" in cli(*common, "--ca", "certs/ca.crt", code=2).err
+
+
+def test_a_server_without_certificates_must_say_so(cli, tmp_path):
+    assert "--insecure" in cli("federation", "server", "srv", code=2).err
+    assert "consilience federation certificates" in cli("federation", "server", "srv", "--certificates", "absent", code=2).err
+    assert "No server was started" in cli("federation", "admit", "srv", "site.pub", code=2).err
+
+
+def test_a_study_needs_an_app_and_a_federation(cli, data, tmp_path):
+    from consilience.federation.app import init
+    assert "--demo" in cli("federation", "study", code=2).err
+    assert "leave APP" in cli("federation", "study", "x", "--demo", code=2).err
+    assert "There is no app" in cli("federation", "study", "x", "--server", "srv", code=2).err
+    assert "--lrs" in cli("federation", "study", "--demo", "--lrs", "fast", code=2).err
+    init("fixed", {"method": "dbe", "settings.dbe.kappa": 5}, like=data)
+    assert "dbe.kappa" in cli("federation", "study", "fixed", "--server", "srv", code=2).err
+    init("free", {"method": "fedavg"}, like=data)
+    assert "Did you mean 'scaffold'" in cli("federation", "study", "free", "--server", "srv", "--candidate", "scafold", code=2).err
+    assert "No server was started" in cli("federation", "study", "free", "--server", "srv", code=2).err
+
+
+def test_the_demo_does_not_write_over_anything(cli, tmp_path):
+    (tmp_path / "mine").mkdir()
+    assert "exists" in cli("federation", "demo", "--out", "mine", code=2).err
+    assert "scaffold" in cli("federation", "demo", "--method", "scafold", code=2).err
+
+
+def test_hash_of_a_folder_without_an_app(cli, tmp_path):
+    assert "pyproject.toml is missing" in cli("federation", "hash", str(tmp_path), code=2).err

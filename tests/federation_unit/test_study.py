@@ -1,0 +1,108 @@
+"""What a study runs and what it says, from made-up outcomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from consilience.errors import ConfigError, ConsilienceError
+from consilience.federation.app import settle
+from consilience.federation.study import Outcome, best_of, inline, make_plan
+from consilience.federation.study_report import Report
+from consilience.parts.stack import parse_stack
+from consilience.runs.entries import make_entries
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return settle({"method": "fedavg", "rounds": 3}, like="digits")
+
+
+def test_every_method_has_the_same_budget_and_local_and_fedavg_are_there(settings):
+    plan = make_plan(settings, ["fedprox", "fedavg+dbe"], budget=2)
+    assert [e.name for e in plan.entries] == ["local", "fedavg", "fedprox", "fedavg+dbe"]
+    assert [t.method for t in plan.trials] == ["local"] * 2 + ["fedavg"] * 2 + ["fedprox"] * 2 + ["fedavg+dbe"] * 2
+    assert all(t.overrides["rounds"] == t.overrides["eval_every"] == 3 for t in plan.trials)
+    assert len({t.folder for t in plan.trials}) == 8
+    again = make_plan(settings, ["fedprox", "fedavg+dbe"], budget=2)
+    assert [t.folder for t in again.trials] == [t.folder for t in plan.trials]         # found again after an interruption
+
+
+def test_overrides_carry_the_options_in_the_methods_name(settings):
+    plan = make_plan(settings, ["lfd", "fedavg+dbe(kappa=3)"], budget=3)
+    for trial in plan.trials:
+        parts = {p.name: p for p in parse_stack(trial.overrides["method"]).parts}
+        for path, value in trial.point.items():
+            if path == "lfd.tau":                        # one option that sets two parts' together
+                assert parts["cosine"].tau == parts["drift"].tau == value
+            elif path != "lr":
+                part, _, name = path.partition(".")
+                assert getattr(parts[part], name) == value
+        if "dbe" in trial.method:
+            assert parts["mr"].kappa == 3                # what was given with the candidate is not searched
+
+
+def test_a_method_in_one_line_is_the_same_method(settings):
+    for name in ("fedavg", "scaffold+dbe", "lfd(tau=0.05)", "fedfa", "fedfm", "moon(mu=2)"):
+        entry = make_entries([name], settings.run, with_local=False)[0][0]
+        assert parse_stack(inline(entry)).parts == parse_stack(entry.method, entry.settings).parts
+
+
+@pytest.mark.parametrize(("candidates", "more", "said"), [(["scafold"], {}, "'scaffold'"), (["fedbr"], {}, "allow_raw_averages"),
+                                                         (["union"], {}, "no data"), (["fedavg+dbe"], {"budget": 0}, "at least 1")])
+def test_refusals_come_before_any_run(settings, candidates, more, said):
+    with pytest.raises(ConsilienceError, match=said):
+        make_plan(settings, candidates, **more)
+
+
+def test_an_app_with_a_methods_options(settings):
+    fixed = settle({"method": "dbe", "settings.dbe.kappa": 5}, like="digits")
+    with pytest.raises(ConfigError, match=r"dbe\.kappa"):
+        make_plan(fixed, ["fedprox"])
+
+
+def outcomes(plan):
+    """Validation prefers the second configuration of every method; test accuracies are chosen by hand."""
+    tests = {"site-0": 100, "site-1": 50}
+    by_hand = {"local": (0.8, 0.6), "fedavg": (0.7, 0.7), "fedprox": (0.9, 0.5)}
+    out = []
+    for t in plan.trials:
+        first, second = by_hand[t.method]
+        better = t.number == 1
+        out.append(Outcome(t, 0.75 + 0.1 * better + 0.01 * (t.method == "fedprox"), 1.0, {"site-0": first if better else 0.99,
+                                                                                         "site-1": second if better else 0.99}, tests))
+    return out
+
+
+def test_gains_per_site(settings):
+    plan = make_plan(settings, ["fedprox"], budget=2)
+    report = Report(plan, outcomes(plan))
+    assert all(report.best(m).trial.number == 1 for m in report.methods)      # although the first tests better
+    assert report.recommended() == "fedprox"
+    rows = {(r["site"], r["method"]): r for r in report.per_site()}
+    row = rows["site-0", "fedprox"]
+    assert row["gain_over_local"] == pytest.approx(0.1)
+    assert row["gain_over_fedavg"] == pytest.approx(0.2)
+    # 1.96 · √((0.9·0.1 + 0.8·0.2) / 100) = 1.96 · √0.0025 = 0.098
+    assert row["gain_over_local_half_width"] == pytest.approx(0.098)
+    assert rows["site-1", "fedprox"]["gain_over_local"] == pytest.approx(-0.1)
+    summary = {r["method"]: r for r in report.summary()}
+    assert summary["fedprox"]["sites_above_local"] == 1
+    assert summary["fedprox"]["lowest_gain_over_local"] == pytest.approx(-0.1)
+    assert summary["fedprox"]["accuracy"] == pytest.approx((0.9 * 100 + 0.5 * 50) / 150)
+    assert summary["local"]["sites_above_local"] is None
+    for form in ("text", "markdown", "latex", "csv", "json"):
+        assert all("fedprox" in t.render(form) for t in report.tables())
+
+
+def test_ties_failures_and_missing_validation(settings):
+    plan = make_plan(settings, ["fedprox"], budget=2)
+    mine = [t for t in plan.trials if t.method == "fedprox"]
+    tied = [Outcome(mine[0], 0.5, 1.0, {"a": 1.0}), Outcome(mine[1], 0.5, 0.9, {"a": 0.0})]
+    assert best_of(tied, "fedprox") is tied[1]                                   # lower validation loss
+    broken = [Outcome(mine[0], failure="too few answered"), Outcome(mine[1], failure="too few answered")]
+    assert best_of(broken, "fedprox") is None
+    report = Report(plan, [o for o in outcomes(plan) if o.trial.method != "fedprox"] + broken)
+    assert "too few answered" in report.tables()[0].render("text")
+    assert report.recommended() in ("local", "fedavg")
+    unjudged = [Outcome(mine[0], None, None, {"a": 1.0}), Outcome(mine[1], None, None, {"a": 0.5})]
+    assert best_of(unjudged, "fedprox") is unjudged[0]
