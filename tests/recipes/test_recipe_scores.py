@@ -107,3 +107,43 @@ def test_protocols_in_words():
     assert "mean over clients" in Score(average="clients", select="best5").sentence()
     assert "five best rounds" in Score(average="clients", select="best5").sentence()
     assert "at or above 0.8" in Score(reach=0.8).sentence()
+
+
+def site_record(number, scores, dice, held_out=None):
+    """Sites a and b by accuracy and by Dice."""
+    part = {"accuracy": 0.5, "mean": sum(scores) / 2, "worst": min(scores), "loss": 1.0, "test": None, "dice": 0.123,
+            "per_client": dict(zip("ab", scores)), "by_client": {"dice": dict(zip("ab", dice))}}
+    return {"round": number, "global": part, "personalised": part, "validation": {"accuracy": 0.1 * number, "mean": 0.1 * number},
+            "held_out": held_out, "measured": {"seconds": 1.0}}
+
+
+def test_one_client_alone():
+    records = [site_record(1, (0.9, 0.2), (0.8, 0.4)), site_record(2, (0.5, 0.6), (0.7, 0.5))]
+    assert value_of(Score(client="b", select="best"), records) == 0.6
+    assert value_of(Score(client="a", select="validation"), records) == 0.5            # validation is best in round 2
+    assert value_of(Score(client="a", what="dice", select="best"), records) == 0.8
+    assert value_of(Score(client="nobody", select="best"), records) is None
+    with pytest.raises(ConfigError, match="belongs to none"):
+        Score(client="a", samples="test")
+
+
+def test_dice_over_sites():
+    records = [site_record(1, (0.9, 0.2), (0.8, 0.4))]
+    assert value_of(Score(what="dice", average="pooled"), records) == 0.123
+    assert value_of(Score(what="dice", average="clients"), records) == pytest.approx(0.6)         # (0.8 + 0.4) / 2
+    assert value_of(Score(what="dice", average="worst"), records) == 0.4
+
+
+def test_clients_that_take_no_part():
+    held = {"accuracy": 0.31, "mean": 0.3, "worst": 0.1, "loss": 2.0, "per_client": {"c": 0.33}}
+    records = [site_record(1, (0.9, 0.2), (0.8, 0.4), held), site_record(2, (0.5, 0.6), (0.7, 0.5))]
+    assert value_of(Score(samples="held_out", average="clients", select="best"), records) == 0.3
+    assert value_of(Score(samples="held_out", client="c", select="best"), records) == 0.33
+
+
+def test_a_threshold_is_a_number_or_another_row_s():
+    with pytest.raises(ConfigError, match="both 'reach' and 'reach_row'"):
+        Score(reach=0.5, reach_row="fedavg")
+    # 0.1 + 0.2 is a hair above 0.3 in binary; reached all the same
+    records = [site_record(n, (0.1 * n, 0.1 * n), (0.0, 0.0)) for n in range(1, 5)]
+    assert value_of(Score(client="a", reach=0.1 + 0.2), records) == 3
