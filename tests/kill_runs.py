@@ -2,6 +2,7 @@
 
     python tests/kill_runs.py                       fifty kills over three methods
     python tests/kill_runs.py --kills 5 --methods scaffold+dbe
+    python tests/kill_runs.py --store disk          with the clients' states in a file
 
 Some kills come from outside at a random time. The others strike inside a write: before or after a file is flushed,
 between two renames, or with half of the file written. A run is killed one to four times before it is let through to its end.
@@ -35,9 +36,12 @@ SETTINGS: dict[str, Any] = {"clients": 5, "rounds": 6, "steps": 3, "participatio
                             "momentum": 0.9, "patience": 4, "seed": 3}
 
 
+STORE = "memory"                        # where clients' states lie between rounds
+
+
 def train(method: str, folder: Path) -> None:
     kept = "reset" if "scaffold" in method else "kept"           # SCAFFOLD needs to know the length of its path
-    consilience.run(method, "digits", out=folder, device="cpu", optimiser_state=kept, **SETTINGS)
+    consilience.run(method, "digits", out=folder, device="cpu", optimiser_state=kept, store=STORE, **SETTINGS)
 
 
 def strike_in_write(number: int) -> None:
@@ -137,8 +141,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="over all methods")
     parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--store", choices=("memory", "disk"), default=STORE)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    globals()["STORE"] = given.store
     torch.set_num_threads(1)                # before anything runs, so that forked processes have no threads to miss
     load("digits")                          # what is imported on first use is imported here, once
     draw = random.Random(given.seed)

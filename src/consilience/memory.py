@@ -11,10 +11,12 @@ import ctypes
 import math
 import mmap
 import os
+import tempfile
 import warnings
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ class _File(mmap.mmap):
     """A mapping that knows its file."""
 
     path = ""
+    open_file: Any = None          # kept open where it has no name
 
 
 _FILES: weakref.WeakValueDictionary[int, _File] = weakref.WeakValueDictionary()         # address -> mapping
@@ -43,6 +46,26 @@ def map_file(path: str | Path, dtype: torch.dtype, shape: tuple[int, ...], offse
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
         _FILES[whole.data_ptr()] = mapping
         return whole[offset: offset + count * dtype.itemsize].view(dtype).view(shape)
+
+
+def spill(tensor: Tensor) -> Tensor:
+    """The tensor in a temporary file, mapped. The file has no name in any folder, so nothing is left of it however the process ends;
+    other processes reach it through this one. Itself where the system has no such thing (all but Linux).
+    """
+    if not Path("/proc/self/fd").is_dir() or tensor.device.type != "cpu" or not tensor.numel():
+        return tensor
+    file = tempfile.TemporaryFile(dir=roomy_folder())                     # noqa: SIM115 (open as long as the mapping is)
+    file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    file.flush()
+    out = map_file(f"/proc/{os.getpid()}/fd/{file.fileno()}", tensor.dtype, tuple(tensor.shape))
+    _FILES[out.untyped_storage().data_ptr()].open_file = file
+    return out
+
+
+def roomy_folder() -> str | None:
+    """Where large temporary files go: TMPDIR's word counts; else not where a system may keep small ones in memory."""
+    large = Path("/var/tmp")
+    return str(large) if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else None
 
 
 def file_of(tensor: Tensor) -> str | None:

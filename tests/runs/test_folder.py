@@ -46,10 +46,10 @@ def crash_after(monkeypatch, round_number: int, name: str = "checkpoint") -> Non
     monkeypatch.setattr(RunFolder, name, call)
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory):
+@pytest.fixture(scope="module", params=["memory", "disk"])
+def once(request, tmp_path_factory):
     """A run of five rounds, and the same interrupted right after its checkpoint of round 3; those of rounds 2 and 3 are kept."""
-    at, settings = tmp_path_factory.mktemp("once"), {**TINY, "rounds": 5, "participation": 0.5}
+    at, settings = tmp_path_factory.mktemp("once"), {**TINY, "rounds": 5, "participation": 0.5, "store": request.param}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))            # one after every round
         consilience.run("scaffold+dbe", out=at / "whole", **settings)

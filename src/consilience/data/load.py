@@ -14,6 +14,7 @@ from .. import memory, rng
 from ..core.population import RowTable
 from ..errors import ConfigError, did_you_mean
 from . import shifts, splits, transforms
+from .cache import read_mapped
 from .dataset import Dataset
 from .federated import ClientTable, FederatedData, no_rows
 from .sources import Source, make
@@ -31,7 +32,7 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
          shift: str | None = None, train: float | None = None, validation: float | None = None, test: str | None = None,
          pool: str | None = None, data_dir: str | Path | None = None, transform: str | None = None,
          split_file: str | Path | None = None, train_fraction: float | None = None,
-         hold_out: Sequence[int | str] = ()) -> FederatedData:
+         hold_out: Sequence[int | str] = (), map_data: bool = False) -> FederatedData:
     """Read a data set, divide it among clients, and cut each client's rows into train, validation and test.
 
     source      a name such as 'cifar10' or 'folder(path="photos")', a `Source`, or a `Dataset` of your own.
@@ -51,9 +52,10 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
                 where the data set has a mean, or nothing.
     train_fraction  keep only this fraction of every client's training rows (FedFA's Fig. 2); the other parts stay whole.
     hold_out    clients, by name or number, that are scored but never trained on (leave-one-client-out, new participants).
+    map_data    keep the samples in a file of the data directory, written the first time, and map them instead of holding them in memory.
     split_file  a file of `save_split`. It replaces split, clients, seed and the parts; a shift it records is applied.
     """
-    own, dataset, text = _read(source, data_dir, clients if split is None and split_file is None else None)
+    own, dataset, text = _read(source, data_dir, clients if split is None and split_file is None else None, map_data)
     defaults: Source | type[Source] = own or Source
     about: dict[str, Any] = {"source": text, "samples": len(dataset.y), "fingerprint": fingerprint_of(dataset)}
     if split_file is not None:
@@ -92,12 +94,15 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     batch = transforms.make(transform or defaults.default_transform or ("normalise" if dataset.mean else "none"), dataset)
     about["transform"] = batch.text
     about["class_names"] = list(dataset.class_names)
+    if memory.file_of(x) is not None:                       # what belongs to the samples must not fill the memory that they leave free
+        y, rows = memory.spill(y), ClientTable(rows.names, *(RowTable(memory.spill(t.rows), t.starts) for t in rows.parts))
     data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=rows, test=global_test,
                          transform=batch, description=about, task=dataset.task)
     if hold_out:
         data = keep_apart(data, hold_out)[0]
         about = data.description
     about["hash"] = data.split_hash()
+    memory.let_go([data.x, data.y, *(t.rows for t in data.table.parts)])
     memory.trim()
     return data
 
@@ -133,12 +138,13 @@ def fingerprint_of(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _read(source: str | Source | Dataset, data_dir: str | Path | None, clients: int | None) -> tuple[Source | None, Dataset, str]:
+def _read(source: str | Source | Dataset, data_dir: str | Path | None, clients: int | None,
+          map_data: bool) -> tuple[Source | None, Dataset, str]:
     if isinstance(source, Dataset):
         return None, source, source.name
     own = make(source) if isinstance(source, str) else source
     own = own.for_clients(clients) if clients is not None else own
-    return own, own.read(data_dir), own.text
+    return own, read_mapped(own, data_dir) if map_data else own.read(data_dir), own.text
 
 
 def _check(dataset: Dataset, test: str, pool: str, train: float | None, validation: float) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import DataError
+from ..memory import roomy_folder
 
 ALIGN = 64
 CHECK_AT_ONCE = 2**30       # bytes of records whose checksums are compared when a checkpoint is opened; more are, one by one, when read
@@ -43,7 +44,7 @@ class Records:
         if self._file is None or (write and not self._writable):
             self.close()
             if self.path is None:
-                self._file, self._writable = tempfile.TemporaryFile(buffering=0, dir=_roomy_folder()), True      # noqa: SIM115
+                self._file, self._writable = tempfile.TemporaryFile(buffering=0, dir=roomy_folder()), True      # noqa: SIM115
             elif write:
                 new = not self.path.exists()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,12 +140,6 @@ class Records:
                 self._raw(record, crc)
         else:
             self._raw(int(records.max()), None)
-
-
-def _roomy_folder() -> str | None:
-    """Where large temporary files go: TMPDIR's word counts; else not where a system may keep small ones in memory."""
-    large = Path("/var/tmp")
-    return str(large) if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else None
 
 
 def sync_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from ..core.client import LocalWork
 from ..core.federation import Federation
 from ..core.store import MemoryStore, StoreFactory
 from ..errors import ConfigError
+from ..memory import file_of, roomy_folder
 from .hardware import available_memory, free_disk
 from .store import DiskStore
 
@@ -24,6 +26,7 @@ STATES_SHARE = 0.25             # of the free memory that clients' states may fi
 STATES_ROUNDS = 10              # the rounds whose clients' states may stay in memory,
 STATES_SMALL = 64 * 2**20       # the bytes that may in any case,
 STATES_LISTED = 10_000          # and the clients
+CHECKPOINT_ROUNDS = 3           # from one to the next, where rounds are fast
 PROBE_STEPS = 3
 
 
@@ -35,6 +38,7 @@ class Estimate:
     disk: Mapping[str, int] = field(default_factory=dict)
     steps: float = 0.0                                            # of all clients in a round, on average
     seconds: float | None = None                                  # of a round's training, with all processes
+    held: int = 0                                                 # bytes of the memory that are in use already
 
     @property
     def memory_bytes(self) -> int:
@@ -70,6 +74,11 @@ def steps_per_round(fed: Federation) -> float:
 
 def time_step(fed: Federation) -> float:
     """Seconds of one step on one thread, measured on a slot of its own; the federation is not touched."""
+    return time_client(fed)[0]
+
+
+def time_client(fed: Federation) -> tuple[float, float]:
+    """Seconds of one step on one thread, and of all else that a client's visit takes: state in, state out."""
     number = next(i for i in range(fed.size) if fed.samples.schedule(i, fed.phases))
     with torch.no_grad():
         work = LocalWork(fed, number, fed.client(number), [number],
@@ -78,8 +87,12 @@ def time_step(fed: Federation) -> float:
     torch.set_num_threads(1)
     try:
         slot = fed.make_slot(work)
-        work.load(slot)
         seconds: list[float] = []
+        moves: list[float] = []
+        for _ in range(2):                         # the first makes the slot
+            start = time.perf_counter()
+            work.load(slot)
+            moves.append(time.perf_counter() - start)
         for phase, sizes in work.schedule:
             fed.program.begin(slot, phase)
             for size in sizes[: PROBE_STEPS if not seconds else 1]:
@@ -87,14 +100,17 @@ def time_step(fed: Federation) -> float:
                 with torch.enable_grad():
                     fed.program.step(slot, phase, size)
                 seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        with torch.no_grad():
+            tree.clone({"slot": slot.written(), "state": fed.clients.fresh.tensors})         # what comes out of a visit is copied
+        return min(seconds), min(moves) + 2 * (time.perf_counter() - start)
     finally:
         torch.set_num_threads(threads)
-    return min(seconds)
 
 
 def _in_memory(*tensors: Tensor) -> int:
     """Bytes of tensors that are not mapped from files."""
-    return sum(t.numel() * t.element_size() for t in tensors if t.device.type == "cpu" and t.untyped_storage().filename is None)
+    return sum(t.numel() * t.element_size() for t in tensors if t.device.type == "cpu" and file_of(t) is None)
 
 
 def visits(fed: Federation, rounds: int) -> int:
@@ -122,9 +138,10 @@ def states_bytes(fed: Federation, rounds: int) -> int:
 
 
 def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool = False, twins: int = 0, kept: bool = False,
-             step_seconds: float | None = None) -> Estimate:
+             step_seconds: float | None = None, visit_seconds: float = 0.0) -> Estimate:
     """For a federation as it stands, before its first round. `workers`: the processes are on this machine. `twins`: devices that share
-    the clients; on a CPU they share the samples too. `kept`: the run has a folder.
+    the clients; on a CPU they share the samples too. `kept`: the run has a folder. Visits count in full, for the training process
+    takes part in each.
     """
     model, state = tree.count_bytes(fed.model), tree.count_bytes(fed.clients.fresh.tensors)
     server = model + tree.count_bytes(fed.shared) + tree.count_bytes(fed.server)
@@ -141,26 +158,29 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
         memory["states"] = states
     disk: dict[str, int] = {}
     if on_disk:
-        disk["states"] = states + (cohort * state * 2 if kept else cohort * state)
+        # a checkpoint holds on to what changed after it, over a few rounds, and best models to what changed since
+        older = min(states, CHECKPOINT_ROUNDS * cohort * state)
+        disk["states"] = states + cohort * state + (CHECKPOINTS * older + (states if fed.personal else 0) if kept else 0)
     if kept:
         disk["checkpoints"] = (CHECKPOINTS + 1) * (server + (0 if on_disk else states))
-        disk["models"] = 2 * (model + (fed.size * state if fed.personal else 0))
+        own = tree.count_bytes({home: fed.clients.fresh.tensors[home] for home in ("personal", "local")}) if fed.personal else 0
+        disk["models"] = 2 * (model + min(fed.size, visits(fed, rounds)) * own)
     steps = steps_per_round(fed)
-    seconds = None if step_seconds is None else steps * step_seconds / min(max(processes, twins), cohort)
-    return Estimate(memory, disk, steps, seconds)
+    seconds = None if step_seconds is None else steps * step_seconds / min(max(processes, twins), cohort) + cohort * visit_seconds
+    return Estimate(memory, disk, steps, seconds, PROCESS + data)
 
 
 def refuse_what_cannot_fit(needs: Estimate, folder: Path | None = None) -> None:
     """A ConfigError with advice where the machine has less than the run needs."""
     free = available_memory()
-    if free is not None and needs.memory_bytes > free:
-        most = max(needs.memory, key=lambda k: needs.memory[k])
-        advice = {"data": "map the data from a file (a tensor made by torch.from_file)", "states": "keep clients' states on disk",
+    if free is not None and needs.memory_bytes - needs.held > free:
+        most = max(needs.memory.keys() - {"process"} or needs.memory, key=lambda k: needs.memory[k])
+        advice = {"data": "map them from a file (map_data=true)", "states": "keep clients' states on disk (store=disk)",
                   "workers": "use fewer workers or engine=sequential", "round": "choose fewer clients a round (participation)",
                   "server": "use a smaller model or another method", "step": "use a smaller model"}.get(most, "use a larger machine")
-        raise ConfigError(f"The run needs about {_bytes(needs.memory_bytes)} of memory and {_bytes(free)} are free. Most of it, "
-                          f"{_bytes(needs.memory[most])}, is for {most}: {advice}.")
-    where = folder or Path.cwd()
+        raise ConfigError(f"The run needs about {_bytes(needs.memory_bytes)} of memory and {_bytes(free + needs.held)} are free. Most of "
+                          f"it, {_bytes(needs.memory[most])}, is for {most}: {advice}.")
+    where = folder or Path(roomy_folder() or tempfile.gettempdir())        # without a folder states go to a temporary file
     if needs.disk_bytes and needs.disk_bytes > free_disk(where):
         most = max(needs.disk, key=lambda k: needs.disk[k])
         raise ConfigError(f"The run needs about {_bytes(needs.disk_bytes)} of disk and {_bytes(free_disk(where))} are free in "

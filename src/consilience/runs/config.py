@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..core.policy import Policy
+from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
 from ..options import build, check, option
 from ..parts.stack import Stack, parse_stack
@@ -39,18 +40,26 @@ class _RunOnly:
     split_file: str | None = option(None, "a saved split to use instead")
     data_seed: int | None = option(None, "seed of the split; none: the run's seed", low=0)
     data_dir: str | None = option(None, "where data sets lie; none: CONSILIENCE_DATA or a folder of the user's")
+    map_data: bool = option(False, "keep the samples in a file under data_dir and map them, where they would fill the memory")
     proxy: str | None = option(None, "a public data set for parts that need one (fedbr with pseudo=mixture)")
     model: str | None = option(None, "the model, as in resnet18(stem='3x3') or package.module:factory; none: the data set's own")
     taps: str | None = option(None, "points of a model of your own, as in head=classifier,stages=layer1+layer2")
     pretrained: str | None = option(None, "initial weights from a safetensors file")
     rounds: int = option(30, "rounds of training", low=1)
     eval_every: int = option(1, "score every so many rounds, and after the last", low=1)
+    eval_clients: int | None = option(None, "score so many clients, drawn by the seed; 0: all; none: all, or 1,000 where there are more",
+                                      low=0)
     patience: int = option(0, "stop after so many scorings without a better validation score; 0: never", low=0)
     measure: tuple[str, ...] = option((), "measures taken at every scoring, as in auroc or drift; `consilience measure --list` shows them")
     track: tuple[str, ...] = option((), "where records go beside the run's folder: tensorboard, mlflow, wandb")
-    engine: str = option("auto", "where steps run: one after another, in processes, or in slots of a GPU",
-                         choices=("auto", "sequential", "workers", "slots"))
+    engine: str = option("auto", "where steps run: one after another, in processes, in slots of a GPU, or on a Ray cluster",
+                         choices=("auto", "sequential", "workers", "slots", "ray"))
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto: cuda where there is one")
+    devices: str | None = option(None, "several GPUs that share a round's clients, as in 0-7 or 0,2 or all; none: one device")
+    ray: str | None = option(None, "address of a Ray cluster for engine=ray; none: RAY_ADDRESS, or a Ray of this machine's own")
+    store: str = option("auto", "where clients' states lie between rounds; auto: in memory unless they would fill it",
+                        choices=("auto", "memory", "disk"))
+    checkpoint_seconds: float = option(0.0, "least seconds between two checkpoints; 0: as often as a tenth of the time allows", low=0.0)
 
     def __post_init__(self) -> None:
         check(self, "the run")
@@ -58,7 +67,8 @@ class _RunOnly:
 
 _POLICY = {f.name for f in dataclasses.fields(Policy)}
 _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
-_PLACES = ("data_dir", "track")             # differ between machines without changing a result
+# differ between machines without changing a result
+_PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,8 @@ class RunConfig:
         if config.run.taps is not None and ":" not in (config.run.model or "").partition("(")[0]:
             raise ConfigError("The 'taps' option of the run names the points of a model of your own, as in --model package.module:factory; "
                               "ours know theirs.")
+        if config.run.devices is not None:
+            _check_devices(config.run)
         return config
 
     def stack(self) -> Stack:
@@ -109,6 +121,18 @@ class RunConfig:
         """A short hash of what decides the result."""
         text = json.dumps(self.portable(), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _check_devices(run: _RunOnly) -> None:
+    """Several devices are named well, and nothing else says otherwise. Whether they exist is asked where they are used."""
+    assert run.devices is not None
+    kind = "cpu" if parse_devices(run.devices)[0] == "cpu" else "cuda"
+    if run.device not in ("auto", kind):
+        raise ConfigError(f"The options 'device' and 'devices' of the run contradict each other: {run.device!r} and {run.devices!r}. "
+                          "Give one of them.")
+    if run.engine in ("workers", "ray"):
+        what = "are processes on the CPU's cores" if run.engine == "workers" else "uses whatever devices its cluster has"
+        raise ConfigError(f"The 'devices' option of the run does not go with engine={run.engine}, which {what}. Leave one of them out.")
 
 
 def _changed(stack: Stack) -> dict[str, Any]:

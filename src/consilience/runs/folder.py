@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import tree
 from ..core.federation import Federation
 from ..core.snapshot import restore, snapshot
 from ..data import FederatedData
@@ -26,6 +25,16 @@ from ..errors import ConfigError, DataError
 from .environment import describe_environment
 from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from .lock import folder_lock
+from .states import (
+    MOST_FILES,
+    checked_store,
+    forget_states,
+    load_states,
+    own_tensors,
+    save_best,
+    save_states,
+    settle_store,
+)
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -45,9 +54,10 @@ def default_folder(config: RunConfig) -> Path:
 class RunFolder:
     """One run on disk. Every file is written atomically; records are appended line by line."""
 
-    def __init__(self, path: str | Path, again: bool = False) -> None:
-        self.path, self.again = Path(path), again
+    def __init__(self, path: str | Path, again: bool = False, spare: float = 0.0) -> None:
+        self.path, self.again, self.spare = Path(path), again, spare        # spare: least seconds between two checkpoints
         self._last, self._cost, self._best = 0.0, 0.0, float("-inf")
+        self._waiting: dict[str, Tensor] = {}                               # the best model, until the next checkpoint is written
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -70,7 +80,8 @@ class RunFolder:
             raise ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
         else:
             write_json(known, {"method": result.method, "config": result.config, "data": result.data, "places":
-                               {"data_dir": config.run.data_dir}})
+                               {"data_dir": config.run.data_dir, "map_data": config.run.map_data, "store": config.run.store}})
+        settle_store(fed, config.run.store, config.run.rounds, self.path)
         start = self.restore_newest(fed, self._recorded(fed))
         if self.done and start < read_json(self.path / "done")["summary"]["rounds"]:
             with disk("reopen", self.path):
@@ -83,6 +94,8 @@ class RunFolder:
             self._best = max(self._best, _validation(record))
         if self.done:
             result.stopped = read_json(self.path / "done")["stopped"]
+        if self.spare:
+            self._last = time.monotonic()
         return not self.done
 
     def _check_same(self, old: dict[str, Any], result: Result) -> None:
@@ -96,7 +109,7 @@ class RunFolder:
     def _clear(self) -> None:
         with disk("empty", self.path):
             # `done` first, so that half a run never looks finished; `config.json` last, so that the folder stays ours
-            for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "measures.json", "tracking",
+            for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "states", "measures.json", "tracking",
                          "config.json"):
                 target = self.path / name
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
@@ -140,20 +153,23 @@ class RunFolder:
     def checkpoint(self, fed: Federation, force: bool = False) -> None:
         """Write a checkpoint unless that would take too large a share of the time."""
         start = time.monotonic()
-        if not force and self._cost and start - self._last < self._cost / CHECKPOINT_SHARE:
+        if not force and start - self._last < max(self._cost / CHECKPOINT_SHARE, self.spare):
             return
-        tensors, meta = snapshot(fed)
+        self._write_waiting()             # before the checkpoint, so that going on from it finds the best model of the rounds before
+        tensors, meta = snapshot(fed, clients=not fed.clients.keeps_itself)
         folder = self.path / "checkpoints" / f"round-{fed.round_number:06d}"
         draft = folder.with_name(f".draft-{folder.name}")
         with disk("write the checkpoint", folder):
             shutil.rmtree(draft, ignore_errors=True)
             sha256 = write_tensors(draft / "state.safetensors", tensors)
-            write_json(draft / "state.json", {"sha256": sha256, "meta": meta, "meta_sha256": _hash(meta)})
+            write_json(draft / "state.json", {"sha256": sha256, "meta": meta, "meta_sha256": _hash(meta),
+                                              **save_states(fed, draft, folder.name)})
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(draft, folder)
             sync_folder(folder.parent)
             for old in self._checkpoints()[KEEP:]:
                 shutil.rmtree(old, ignore_errors=True)
+                forget_states(fed, old.name)
         self._last = time.monotonic()
         self._cost = self._last - start
 
@@ -177,7 +193,10 @@ class RunFolder:
                 about = read_json(folder / "state.json")
                 if about["meta_sha256"] != _hash(about["meta"]):
                     raise DataError(f"The file {str(folder / 'state.json')!r} is damaged.")
+                store = checked_store(fed, self.path, folder, about)
                 restore(fed, read_tensors(folder / "state.safetensors", about["sha256"]), about["meta"])
+                if store is not None:
+                    load_states(fed, store, self.path, folder, about)
                 return fed.round_number
             except (DataError, KeyError, TypeError) as error:
                 damaged.append(str(error))
@@ -189,19 +208,34 @@ class RunFolder:
     # ---- what was trained ------------------------------------------------------------------------------------------
 
     def keep_best(self, result: Result, data: FederatedData, record: dict[str, Any]) -> None:
-        """Beside the last models, those of the best validation score."""
-        if _validation(record) > self._best:
-            self._best = _validation(record)
+        """Beside the last models, those of the best validation score.
+
+        A global model alone waits in memory for the next checkpoint: early rounds are each better than the last, and a large
+        model takes as long to write as a round to train. Clients' models are written at once, since they may not fit twice.
+        """
+        if _validation(record) <= self._best:
+            return
+        self._best = _validation(record)
+        if result.federation.personal:
             self._write_models("best", result, data)
+        else:
+            self._waiting = result.global_model
+
+    def _write_waiting(self) -> None:
+        if self._waiting:
+            write_tensors(self.path / "best" / "global.safetensors", self._waiting)
+            self._waiting = {}
 
     def _write_models(self, name: str, result: Result, data: FederatedData) -> None:
         fed = result.federation
         write_tensors(self.path / name / "global.safetensors", result.global_model)
         if fed.personal and not fed.pooled:
+            if fed.size > MOST_FILES:                     # the last checkpoint has the last ones
+                if name == "best":
+                    save_best(fed, self.path / name)
+                return
             for number, client in enumerate(data.clients):
-                homes = fed.client(number).tensors
-                own: dict[str, Tensor] = dict(tree.paths({"personal": homes["personal"], "local": homes["local"]}))
-                write_tensors(self.path / name / "clients" / f"{safe_name(client.name)}.safetensors", own)
+                write_tensors(self.path / name / "clients" / f"{safe_name(client.name)}.safetensors", own_tensors(fed.client(number)))
 
     def finish(self, result: Result, data: FederatedData) -> None:
         self.checkpoint(result.federation, force=True)

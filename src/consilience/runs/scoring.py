@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import rng
+from .. import memory, rng
 from ..core.federation import Federation
 from ..core.population import RowTable
 from ..data import FederatedData
@@ -80,6 +80,7 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
         out["validation"] = {k: judged[k] for k in ("accuracy", "mean", "worst", "loss")}
     else:
         out["validation"] = None
+    memory.let_go(t.rows for t in data.table.parts)
     if chosen is not None:
         out["eval_clients"] = {"scored": len(chosen), "of": data.population}
     return out

@@ -1,0 +1,110 @@
+"""Who is scored where clients are many, and what is said before the first round."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import consilience
+from consilience.metrics.accuracy import score_personal
+from consilience.runs import scoring
+from consilience.runs.config import RunConfig
+from consilience.runs.measure import measure
+from consilience.runs.reload import open_run
+from consilience.runs.run import Listener, build_federation, load_data
+from consilience.runs.scoring import only, score_round, scored_clients, warnings_of
+
+SETTINGS = {"data": "synthetic(samples=400, classes=3, clients=20, features=6)", "rounds": 2, "lr": 0.1, "validation": 0.2,
+            "participation": 5}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawn")
+    heard = []
+
+    class Ear(Listener):
+        def noted(self, message):
+            heard.append(message)
+    result = consilience.run("dbe", out=folder, eval_clients=6, listener=Ear(), measure=("drift", "auroc"), **SETTINGS)
+    return folder, result, heard
+
+
+def test_the_same_clients_are_scored_in_every_round(drawn):
+    folder, result, heard = drawn
+    scored = [r for r in result.records if r["personalised"]]
+    names = {frozenset(r[which]["per_client"]) for r in scored for which in ("global", "personalised")}
+    assert len(names) == 1
+    assert len(next(iter(names))) == 6
+    assert all(r["eval_clients"] == {"scored": 6, "of": 20} for r in scored)
+    assert scored[-1]["global"]["scored"] == "after aggregation, before local training, on 6 of 20 clients drawn by the seed"
+    assert any("6 of 20 clients" in message for message in heard)
+    assert json.loads((folder / "config.json").read_text())["config"]["eval_clients"] == 6
+
+
+def test_a_drawn_client_has_the_score_it_would_have_among_all(drawn):
+    _, result, _ = drawn
+    everybody = consilience.run("dbe", eval_clients=0, **SETTINGS)
+    assert "eval_clients" not in everybody.records[-1]
+    for which in ("global", "personalised"):
+        all_of_them, some = (r.records[-1][which]["per_client"] for r in (everybody, result))
+        assert len(all_of_them) == 20
+        assert some == {name: all_of_them[name] for name in some}
+    assert all(torch.equal(t, result.global_model[k]) for k, t in everybody.global_model.items())
+
+
+def test_all_are_scored_up_to_a_number(monkeypatch):
+    config = RunConfig.make({**SETTINGS, "method": "fedavg"})
+    data = load_data(config)
+    fed = build_federation(config, data)
+    assert scored_clients(fed, data, None) is None
+    assert scored_clients(fed, data, 0) is None
+    assert scored_clients(fed, data, 20) is None
+    assert len(scored_clients(fed, data, 19)) == 19
+    monkeypatch.setattr(scoring, "MOST_SCORED", 7)
+    chosen = scored_clients(fed, data, None)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == 7
+    assert chosen == scored_clients(build_federation(config.replace(method="scaffold"), data), data, None)      # whatever the method
+    assert chosen != scored_clients(build_federation(config.replace(seed=1), data), data, None)
+    assert score_round(fed, data)["eval_clients"] == {"scored": 7, "of": 20}
+
+
+def test_measures_look_at_the_clients_that_are_scored(drawn):
+    folder, result, _ = drawn
+    names = set(result.records[-1]["personalised"]["per_client"])
+    assert set(result.records[-1]["measures"]["drift"]["per_client"]) <= names
+    later = measure(open_run(folder), ["drift", "accuracy"], keep=lambda path, entries: None)
+    assert set(later["drift"]["result"]["per_client"]) <= names
+    assert later["drift"]["result"]["per_client"].keys() == result.records[-1]["measures"]["drift"]["per_client"].keys()
+    data = open_run(folder).data
+    assert only(data, None) is data
+    few = only(data, [2, 5])
+    assert [i for i, c in enumerate(few.clients) if len(c.train)] == [2, 5]
+    assert few.table.names == data.table.names
+    assert few.clients[5].test.tolist() == data.clients[5].test.tolist()
+
+
+def test_own_models_are_scored_by_whose_they_are():
+    config = RunConfig.make({**SETTINGS, "method": "fedper"})
+    data = load_data(config)
+    fed = build_federation(config, data)
+    fed.round(range(20))
+    rows = list(data.table.test)
+    every = score_personal(fed, rows, data.table.names)
+    some = score_personal(fed, [rows[i] for i in (3, 11)], ["a", "b"], [3, 11])
+    assert some.values["loss"] == tuple(every.values["loss"][i] for i in (3, 11))
+
+
+def test_warnings_of_many_sizes():
+    """Sizes of training parts: 15 of 20 samples, but client 0 has 3 and client 1 has 4 of its own; batches of 5."""
+    config = RunConfig.make({**SETTINGS, "method": "fedavg", "batch": 5, "validation": None})
+    data = load_data(config)
+    short = [own[: 3 if i == 0 else 4 if i == 1 else None] for i, own in enumerate(data.table.train)]
+    data = consilience.data.FederatedData(data.name, data.x, data.y, 4, [c._replace(train=own) for c, own in zip(data.clients, short)],
+                                          transform=data.transform, description=data.description)
+    said = warnings_of(build_federation(config, data), data)
+    assert said[0].startswith("2 of 20 clients have fewer samples than a batch of 5 and will never train: 0, 1.")
+    assert said[1] == "No client has training samples of class 3."
