@@ -3,18 +3,24 @@
     python benchmarks/peers.py                       # installs each peer in a throw-away environment, then the table
     python benchmarks/peers.py --keep FOLDER         # environments stay in FOLDER and are used again
     python benchmarks/peers.py --only flower pfl --turns 1
+    python benchmarks/peers.py --no-install          # measures what is there already and names what is missing
 
 FedAvg, its 4-layer CNN on images of Fashion-MNIST's shape, 20 clients of 400 samples, batch 10, one epoch, the global model scored
 on 2,000 samples after each round: 800 client-steps a round. Every framework runs in a process of its own with the same PyTorch (the
 environments see this interpreter's packages; a peer installs only what is missing). A framework's rate is that of its median round
-after the first; start-up is not counted. Turns go round all frameworks. Settings are the best we found on two cores: Flower with one
-actor of one CPU per core, pfl with one process per core under torchrun, fluke (which has no processes
-on a CPU) with one thread per core or with one. A peer that cannot be installed or does not run is said so, with its last words.
+after the first; start-up is not counted. Turns go round all frameworks, and a ratio is the median over the turns. Settings are the best
+we found on two cores: Flower with one actor of one CPU per core, pfl with one process per core under torchrun, fluke (whose processes
+are one per GPU) with one thread per core or with one. Flower's and pfl's users write the model's pass themselves, so both are measured
+with channels_last too. A peer that is missing or does not run is said so, with the command that installs it or its last words.
+
+The table has two columns: ours in float32 with PyTorch's default layout, and ours in bfloat16 with channels_last, each over theirs.
+The last line is the first column's ratio to the fastest peer at its defaults.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -33,8 +39,10 @@ LIMIT = 300             # seconds for one framework's turn
 STEPS = CLIENTS * SAMPLES // BATCH
 HERE, SOURCE = Path(__file__).resolve(), Path(__file__).resolve().parents[1] / "src"
 PACKAGES = {"flower": "flwr[simulation]", "pfl": "pfl", "fluke": "fluke-fl"}
-WAYS = {"consilience": ["workers", "workers, channels_last", "workers, bfloat16 + channels_last"], "flower": ["actors"],
-        "pfl": ["processes"], "fluke": ["threads", "one thread"]}
+MODULES = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fluke": ("fluke",)}
+LAST, HALF = "channels_last", "bfloat16 + channels_last"
+WAYS = {"consilience": ["workers", f"workers, {LAST}", f"workers, {HALF}"], "flower": ["actors", f"actors, {LAST}"],
+        "pfl": ["processes", f"processes, {LAST}"], "fluke": ["threads", "one thread"]}
 
 
 # ---- the task --------------------------------------------------------------------------------------------------------
@@ -93,7 +101,8 @@ def flower(way: str, cores: int, rounds: int) -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
     x, y, built = task()
-    net, marks = built.module, []
+    form = torch.channels_last if LAST in way else torch.contiguous_format
+    net, marks = built.module.to(memory_format=form), []
     client_app, server_app = ClientApp(), ServerApp()
     @client_app.train()
     def train(message: Any, context: Any) -> Any:
@@ -103,11 +112,12 @@ def flower(way: str, cores: int, rounds: int) -> None:
         xs, ys, made = torch.benchmark_task
         own = made.module
         own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        own.to(memory_format=form)
         optimiser = torch.optim.SGD(own.parameters(), lr=LR)
         first = int(context.node_config["partition-id"]) * SAMPLES
         for rows in (first + torch.randperm(SAMPLES)).split(BATCH):
             optimiser.zero_grad()
-            F.cross_entropy(own(xs[rows].float() / 255), ys[rows]).backward()
+            F.cross_entropy(own((xs[rows].float() / 255).contiguous(memory_format=form)), ys[rows]).backward()
             optimiser.step()
         return Message(content=RecordDict({"arrays": ArrayRecord(own.state_dict()),
                                            "metrics": MetricRecord({"num-examples": SAMPLES})}), reply_to=message)
@@ -116,7 +126,7 @@ def flower(way: str, cores: int, rounds: int) -> None:
         net.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
             rows = torch.arange(CLIENTS * SAMPLES, len(x)).split(256)
-            correct = sum(int((net(x[r].float() / 255).argmax(1) == y[r]).sum()) for r in rows)
+            correct = sum(int((net((x[r].float() / 255).contiguous(memory_format=form)).argmax(1) == y[r]).sum()) for r in rows)
         marks.append(time.perf_counter())
         return MetricRecord({"accuracy": correct / TEST})
 
@@ -145,14 +155,15 @@ def pfl(way: str, cores: int, rounds: int) -> None:
     from pfl.model.pytorch import PyTorchModel
     torch.set_num_threads(1)
     x, y, built = task()
+    form = torch.channels_last if LAST in way else torch.contiguous_format
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = built.module
+            self.net = built.module.to(memory_format=form)
 
         def forward(self, images: Any) -> Any:
-            return self.net(images.float() / 255)
+            return self.net((images.float() / 255).contiguous(memory_format=form))
 
         def loss(self, images: Any, labels: Any, is_eval: bool = False) -> Any:
             self.eval() if is_eval else self.train()
@@ -232,7 +243,7 @@ def fluke(way: str, cores: int, rounds: int) -> None:
 
 # ---- environments and turns ------------------------------------------------------------------------------------------
 
-def environment(name: str, folder: Path) -> tuple[Path, str]:
+def environment(name: str, folder: Path, install: bool = True) -> tuple[Path, str]:
     """The interpreter of a peer's own environment, and why there is none where there is none."""
     if name == "consilience":
         return Path(sys.executable), ""
@@ -240,6 +251,9 @@ def environment(name: str, folder: Path) -> tuple[Path, str]:
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (home / "ready").exists():
         return python, ""
+    if not install:
+        here = all(importlib.util.find_spec(module) for module in MODULES[name])
+        return Path(sys.executable), "" if here else f"missing; pip install '{PACKAGES[name]}'"
     import torch
     venv.create(home, with_pip=False, clear=True)
     inside = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], capture_output=True, text=True,
@@ -250,7 +264,7 @@ def environment(name: str, folder: Path) -> tuple[Path, str]:
     done = subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "-c", str(pins), PACKAGES[name]],
                           capture_output=True, text=True, timeout=1200)
     if done.returncode:
-        return python, (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return python, f"missing; pip install '{PACKAGES[name]}' said: {(done.stderr.strip().splitlines() or ['nothing'])[-1]}"
     (home / "ready").touch()
     return python, ""
 
@@ -259,7 +273,7 @@ def measure(name: str, way: str, python: Path, cores: int, rounds: int) -> tuple
     """Client-steps per second of the median round, or the last words."""
     threads = str(cores) if way == "threads" else "1"
     start = [str(python)]
-    if (name, way) == ("pfl", "processes"):
+    if name == "pfl":
         start += ["-m", "torch.distributed.run", "--nproc_per_node", str(cores)]
     command = [*start, str(HERE), "--framework", name, "--way", way, "--cores", str(cores), "--rounds", str(rounds)]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -279,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--no-install", action="store_true")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--cores", type=int, default=0)
@@ -295,7 +310,7 @@ def main() -> None:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         names = ["consilience", *options.only]
-        pythons = {name: environment(name, folder) for name in names}
+        pythons = {name: environment(name, folder, not options.no_install) for name in names}
         rates: dict[tuple[str, str], list[float]] = {}
         words: dict[tuple[str, str], str] = {(n, w): why for n, (_, why) in pythons.items() if why for w in WAYS[n]}
         for _ in range(options.turns):
@@ -308,23 +323,23 @@ def main() -> None:
                         words[name, way] = last
                     else:
                         rates.setdefault((name, way), []).append(rate)
-    ours = rates["consilience", "workers"]
+    ours, half = rates["consilience", WAYS["consilience"][0]], rates["consilience", WAYS["consilience"][-1]]
     print(f"{cores} cores, {CLIENTS} clients, {STEPS} client-steps a round, {options.turns} turns of {options.rounds} rounds")
-    print(f"{'':48s}{'client-steps/s':>16s}{'ours ÷ theirs':>16s}")
-    best = 0.0
+    print(f"{'':42s}{'client-steps/s':>16s}{'ours ÷ theirs':>16s}{'bf16 + ch.-last ÷ theirs':>26s}")
+    best: list[float] = []
     for name in names:
         for way in WAYS[name]:
             label = f"{name}, {way}"
             if (name, way) in words:
-                print(f"{label:48s}  did not run: {words[name, way][:90]}")
+                print(f"{label:42s}  {words[name, way][:110]}")
                 continue
             theirs = rates[name, way]
-            ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-            print(f"{label:48s}{statistics.median(theirs):14.0f}/s{ratio:16.2f}")
-            if name != "consilience":
-                best = max(best, statistics.median(theirs))
+            over = lambda us, them=theirs: statistics.median(a / b for a, b in zip(us, them))
+            print(f"{label:42s}{statistics.median(theirs):14.0f}/s{over(ours):16.2f}{over(half):26.2f}")
+            if name != "consilience" and LAST not in way:
+                best = max(best, theirs, key=lambda r: statistics.median(r) if r else 0.0)
     if best:
-        print(f"{statistics.median(ours) / best:.2f}")
+        print(f"{statistics.median(a / b for a, b in zip(ours, best)):.2f}")
 
 
 if __name__ == "__main__":
