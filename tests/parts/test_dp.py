@@ -161,6 +161,16 @@ def test_a_look_before_training_is_a_release_of_its_own() -> None:
     assert said.privacy["epsilon"] == pytest.approx(epsilon_of(2 / 4, 1e-5))
 
 
+def test_a_look_before_training_carries_noise() -> None:
+    """Three classes' sums of 12 features and three counts, clipped to 1e-6: nearly all that arrives is noise of z·C = 0.5 a coordinate."""
+    fed = tiny_federation([Dp(clip=1e-6, noise=5e5, place="local"), PARTS["anchors"](start=0)])
+    quiet = tiny_federation([Dp(clip=1e-6, noise=0.0), PARTS["anchors"](start=0)])
+    for f in (fed, quiet):
+        f.exchange("survey", [0, 1, 3])
+    assert float(quiet.shared["anchors"]["anchor"].abs().max()) < 1e-5
+    assert float(fed.shared["anchors"]["anchor"].abs().max()) > 0.1
+
+
 def test_preparation_is_counted_too() -> None:
     fed = tiny_federation([Dp(noise=2.0, place="server"), PARTS["mr"]()])
     assert fed.prepare().privacy["epsilon"] == pytest.approx(epsilon_of(1 / 4, 1e-5))
