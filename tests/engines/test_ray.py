@@ -80,10 +80,18 @@ def test_how_many_workers(monkeypatch):
     assert "16 cores, 3 GPUs" in there.described()
 
 
+@pytest.mark.parametrize(("address", "said"), [("127.0.0.1:1", "refused"), ("ray://head:10001", "give host:port"), ("head:99999999", "")])
+def test_an_address_where_nobody_answers(address, said):
+    with pytest.raises(ConfigError, match=f"No Ray cluster can be used at '{address}'") as caught:
+        Cluster.connect(address)
+    assert said in str(caught.value)
+    assert "leave the address out" in str(caught.value)
+
+
 def test_a_machine_with_other_versions_is_refused():
     crew = Crew(Cluster(None, ours=False), Plan(1, "cpu"))
     with pytest.raises(ConfigError, match=r"'node7' has other versions: torch .* here and 1\.0 there"):
-        crew._greet(None, versions() | {"torch": "1.0"}, "node7")
+        crew._greet(None, versions() | {"torch": "1.0"}, "node7", "")
 
 
 def test_a_worker_does_what_it_is_told():

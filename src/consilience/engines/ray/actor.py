@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
+import ray
 import torch
 
 from ...core.client import LocalWork, train_client
@@ -37,8 +38,9 @@ class Worker:
         self.common: Any = None
         self._trouble: Exception | None = None            # what went wrong before the work; told when it is asked for
 
-    def hello(self) -> tuple[dict[str, str], str]:
-        return versions(), socket.gethostname()
+    def hello(self) -> tuple[dict[str, str], str, str]:
+        """Versions, the machine's name, and what Ray calls it."""
+        return versions(), socket.gethostname(), ray.get_runtime_context().get_node_id()
 
     def build(self, plan: Packed) -> None:
         self.fed, self._trouble = None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import ray
 from ...errors import ConfigError
 from ..hardware import usable_cores
 
+ANSWERS_WITHIN = 10.0                   # seconds
 # Of a Ray of our own: nothing is reported to anyone, and workers see the GPUs that Ray gives them.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -100,9 +102,14 @@ def _speak_on_stderr() -> None:
 
 def _join(address: str, common: dict[str, Any]) -> None:
     try:
+        if address.startswith("ray://"):
+            raise ValueError("a proxy's address; start the run on a machine of the cluster and give host:port, or auto")
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdecimal():                            # Ray itself would go on trying for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
         ray.init(address=address, **common)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except (OSError, RuntimeError, ValueError, OverflowError, AssertionError) as error:      # ConnectionError and TimeoutError are OSErrors
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise ConfigError(f"No Ray cluster can be used at {address!r} (from --ray or RAY_ADDRESS): {reason}. Start one with "
                           "`ray start --head`, or leave the address out to use this machine alone.") from None
 

@@ -30,7 +30,6 @@ class _Hand:
         self.actor = ray.remote(worker).options(num_cpus=1, num_gpus=int(plan.on_gpu), max_restarts=0).remote(plan.device)
         self.greeting = self.actor.hello.remote()
         self.ready = False
-        self.host = ""
         self.knows: tuple[int, int] = (-1, -1)            # federation built, call set up
         self.chunks: dict[Any, int] = {}                  # reference to an answer -> the chunk's number
 
@@ -47,7 +46,7 @@ class Crew:
         self.hands: list[_Hand] = []
         self.restarts = 0                                 # workers that were lost and replaced
         self.heard: dict[str, None] = {}                  # notes of the workers' engines
-        self.hosts: set[str] = set()
+        self.machines: set[str] = set()                   # on which workers have been
         self._plan_ref: Any = None
         self._built = -1                                  # whose federation the workers are to know
         self._call = 0
@@ -124,12 +123,12 @@ class Crew:
             hand.actor.set_up.remote(setting)
         hand.knows = (self._built, self._call)
 
-    def _greet(self, hand: _Hand, theirs: dict[str, str], host: str) -> None:
+    def _greet(self, hand: _Hand, theirs: dict[str, str], host: str, machine: str) -> None:
         unlike = [f"{k} {v} here and {theirs.get(k)} there" for k, v in versions().items() if theirs.get(k) != v]
         if unlike:
             raise ConfigError(f"The Ray cluster's machine {host!r} has other versions: {', '.join(unlike)}. Install the same ones.")
-        hand.ready, hand.host = True, host
-        self.hosts.add(host)
+        hand.ready = True
+        self.machines.add(machine)
 
     def _lost(self, hand: _Hand, waiting: deque[int], attempts: list[int], unstarted: int, error: RayError) -> None:
         """A worker or its machine is gone: others do again what it held. Draws are keyed, so nothing else changes."""

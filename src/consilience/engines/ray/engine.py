@@ -41,7 +41,7 @@ class Ray(Workers):
     @property
     def notes(self) -> list[str]:
         """What the record should say."""
-        lost, machines = self.crew.restarts, len(self.crew.hosts)
+        lost, machines = self.crew.restarts, len(self.crew.machines)
         out = [f"the workers were on {machines} machine{'' if machines == 1 else 's'}"] if machines else []
         if lost:
             out.append(f"{lost} Ray worker{'s were' if lost > 1 else ' was'} lost; the work was done again by others")
