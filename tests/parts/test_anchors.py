@@ -316,3 +316,33 @@ def test_lite_round_without_exchange_sends_anchors_only() -> None:
     assert first.bytes_up == anchors
     model = tree.count_bytes(fed.model)
     assert second.bytes_up == anchors + 3 * model
+
+
+# ---- whose samples make the anchors --------------------------------------------------------------------------------
+
+def _class_means(fed: Any, ids: list[int]) -> torch.Tensor:
+    """Mean feature of every class over the training samples of some clients, with the global model as it stands."""
+    rows = torch.cat([fed.samples.rows[i].train for i in ids])
+    x, y = fed.samples.inputs(rows)
+    features = fed.look(0, fed.client(0), fed.model, x, False, False).before[fed.spec.features]
+    return torch.stack([features[y == c].mean(0) if bool((y == c).any()) else torch.full((features.shape[1],), math.nan)
+                        for c in range(fed.spec.classes)])
+
+
+def test_anchors_of_the_clients_of_the_round_before() -> None:
+    """The release: after a round its own clients make the anchors of the next one, with the model that round gave."""
+    fed = tiny_federation([Anchors(start=0, weight=2.0, clients="previous")], participation=0.5, seed=5)
+    fed.round()
+    assert not bool(fed.shared["anchors"]["seen"].any())                        # before the first round nobody had trained
+    for _ in range(3):
+        asked = [i for i in fed.cohort(fed.round_number) if fed.samples.schedule(i, fed.phases)]
+        means = _class_means(fed, asked)
+        fed.round()
+        known = ~means.isnan().any(1)
+        torch.testing.assert_close(fed.shared["anchors"]["anchor"][known], means[known])
+    assert any(set(fed.cohort(n)) != set(fed.cohort(n + 1)) for n in (1, 2, 3))
+
+
+def test_with_all_clients_in_every_round_both_readings_are_one_from_the_second_round_on() -> None:
+    current, previous = (run_tiny([Anchors(start=1, weight=2.0, clients=c)], rounds=3) for c in ("current", "previous"))
+    assert differences(current, previous, in_model) == []

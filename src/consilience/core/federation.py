@@ -200,7 +200,8 @@ class Federation:
     def shares(self, ids: list[int]) -> Tensor:
         """Each client's weight in the average, by the run's policy."""
         sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
-        return torch.tensor([n / sum(sizes) for n in sizes], device=self.device)
+        total = sum(sizes)
+        return torch.tensor([n / total for n in sizes], device=self.device)
 
     def serve(self, part: Part, stage: str, ids: list[int], **more: Any) -> ServerView:
         return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
@@ -233,8 +234,11 @@ class Federation:
 
     def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None) -> int:
         """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
-        sent = 0
+        sent, coming = 0, ids
         for part in self.method.using(stage):
+            ids = self._earlier() if stage == "survey" and part.surveys_previous else coming
+            if not ids:                             # the first round has none before it
+                continue
             uploads = list(self.each(consult, ids, (part.name, stage, ids)))
             silent = [i for i, upload in zip(ids, uploads) if upload is None]
             if silent:                              # parts may have shared work out among the clients, so the rest is no answer
@@ -294,10 +298,17 @@ class Federation:
             return list(range(self.size))
         return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
 
-    def _fails(self, number: int) -> bool:
-        """Whether a selected client is lost in this round."""
-        coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, self.round_number), ())
+    def _fails(self, number: int, round_number: int | None = None) -> bool:
+        """Whether a selected client is lost in this round, or in the one named."""
+        when = self.round_number if round_number is None else round_number
+        coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, when), ())
         return bool(coin < self.policy.dropout)
+
+    def _earlier(self) -> list[int]:
+        """The clients that trained in the round before, by the same draws."""
+        before = self.round_number - 1
+        return sorted(i for i in self.cohort(before) if self.samples.schedule(i, self.phases)
+                      and not (self.policy.dropout and self._fails(i, before))) if before else []
 
     def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
         """Clients train in the order given; everything is summed in the order of their numbers."""
@@ -386,9 +397,9 @@ class Federation:
 
     def _accounted(self, report: RoundReport) -> RoundReport:
         """The report with what parts say that all uploads so far may have told."""
-        ids = sorted({i for those in report.releases.values() for i in those})
+        asked = [i for i in report.cohort if i not in report.idle]          # also those whose answers were not used
         for part in self.method.using("account"):
-            report.privacy, server = part.account(self.serve(part, "account", ids), report.releases)
+            report.privacy, server = part.account(self.serve(part, "account", asked), report.releases)
             self._store("server", part, server)
         return report
 

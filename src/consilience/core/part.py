@@ -115,6 +115,11 @@ class Part:
         return type(self).exchange is not Part.exchange
 
     @property
+    def surveys_previous(self) -> bool:
+        """Whether `survey` asks the clients of the round before, not those of the coming one."""
+        return False
+
+    @property
     def traits(self) -> frozenset[str]:
         return frozenset()
 
@@ -182,8 +187,8 @@ class Part:
     def account(self, s: ServerView, releases: Mapping[str, list[int]]) -> tuple[dict[str, Any], Tree]: return {}, s.server
 
 
-HOOKS = ("require", "build", "points", "share", "phases", "init_shared", "init_server", "init_kept", "init_personal", "exchange",
-         "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
+HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
+         "exchange", "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
          "batch", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
          "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase

@@ -36,6 +36,8 @@ class Anchors(Part):
                               choices=("weighted", "uniform"))
     normalise: bool = option(True, "l2: normalise features and anchors first, as in the paper's experiments")
     l2_reduction: str = option("mean", "l2: mean over entries (release) or sum (eq. 3)", choices=("mean", "sum"))
+    clients: str = option("current", "whose samples make a round's anchors: its own clients' (paper), or those of the round before "
+                                     "(release)", choices=("current", "previous"))
     lite: bool = option(False, "FedFM-Lite: one handshake a round")
     every: int = option(1, "lite: models travel every so many rounds, anchors always", low=1)
     warm_exchange: bool = option(True, "lite: models travel in every round before `start`")
@@ -44,7 +46,7 @@ class Anchors(Part):
     needs_vectors = True
     paper = "FedFM (Ye et al., IEEE TSP), eq. 3–5, Alg. 1"
     helps = ("label skew",)
-    departs = ("anchors come from this round's clients; the release takes last round's, the same under full participation",
+    departs = ("anchors come from this round's clients; clients=previous is the release, the same under full participation after round 1",
                "a class absent everywhere keeps its anchor instead of becoming NaN",
                "l2 is the normalised mean of the release by default; normalise=false, l2_reduction=sum is eq. 3")
     neutral = {"weight": 0.0}
@@ -60,6 +62,10 @@ class Anchors(Part):
     @property
     def skips_exchanges(self) -> bool:
         return self.lite and self.every > 1
+
+    @property
+    def surveys_previous(self) -> bool:
+        return self.clients == "previous"
 
     @property
     def traits(self) -> frozenset[str]:
