@@ -73,7 +73,7 @@ class FakeLink:
     def nodes(self) -> list[int]:
         return [node for node in self.sites if node not in self.away]
 
-    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float) -> Iterator[tuple[int, Parcel | Refused]]:
+    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float, least: int) -> Iterator[tuple[int, Parcel | Refused]]:
         for node, request in requests.items():
             self.asked.append((task, node - 100, request.about["round"]))
             work = lambda node=node, request=request: travelled(self.sites[node].answer(travelled(request)))

@@ -51,11 +51,12 @@ class FlowerLink:
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float) -> Iterator[tuple[int, Parcel | Refused]]:
-        start = time.monotonic()
+    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float, least: int) -> Iterator[tuple[int, Parcel | Refused]]:
+        start, answered = time.monotonic(), 0
+        life = seconds if seconds and not least else NO_LIMIT          # beyond it the SuperLink forgets message and answer
         waiting: dict[str, int] = {}                     # message -> node
         for node, parcel in requests.items():            # one by one: a message may be as large as the model
-            message = Message(pack(parcel), node, KINDS[task], ttl=seconds or NO_LIMIT, group_id=str(parcel.about.get("round", "")))
+            message = Message(pack(parcel), node, KINDS[task], ttl=life, group_id=str(parcel.about.get("round", "")))
             sent = [i for i in self.grid.push_messages([message]) if i]
             if sent:
                 waiting[sent[0]] = node
@@ -66,9 +67,11 @@ class FlowerLink:
             for reply in self.grid.pull_messages(list(waiting)):
                 asked = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:                    # else: an answer to something older
-                    yield asked, _content(reply, asked)
+                    content = _content(reply, asked)
+                    answered += isinstance(content, Parcel)
+                    yield asked, content
                     pause = FIRST_LOOK
-            if seconds and time.monotonic() - start >= seconds:
+            if seconds and time.monotonic() - start >= seconds and answered >= least:
                 break
             if waiting:
                 time.sleep(pause)

@@ -46,7 +46,8 @@ class Remote:
             return Outcome(state, got["uploads"], new, torch.tensor([loss]))
 
         cohort = local[0].cohort if local else []
-        answers = self.roster.ask(fed, "train", [w.number for w in local], read, downloads=downloads, cohort=cohort)
+        answers = self.roster.ask(fed, "train", [w.number for w in local], read, downloads=downloads, least=self.least,
+                                  cohort=cohort)
         self._need(answers, "in training")
         yield from (answers.get(w.number) for w in local)
 
@@ -59,7 +60,7 @@ class Remote:
             template = self.expected.consulted(part, stage, fed.round_number, cohort, number)
             return self.expected.read(answer, template)
 
-        answers = self.roster.ask(fed, "consult", list(numbers), read, part=part, stage=stage, cohort=cohort)
+        answers = self.roster.ask(fed, "consult", list(numbers), read, least=self.least, part=part, stage=stage, cohort=cohort)
         self._need(answers, f"when {part} asked before training")
         yield from (answers.get(number) for number in numbers)
 

@@ -38,8 +38,10 @@ class Link(Protocol):
     def nodes(self) -> list[int]:
         """Nodes that are reachable now."""
 
-    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float) -> Iterator[tuple[int, Parcel | Refused]]:
-        """Send a request to each node; answers as they come, until all are there or the time is over (0: no limit)."""
+    def ask(self, requests: Mapping[int, Parcel], task: str, seconds: float, least: int) -> Iterator[tuple[int, Parcel | Refused]]:
+        """Send a request to each node; answers as they come, until all are there, or the time is over (0: no limit) and at
+        least so many have answered.
+        """
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Roster:
         strangers = sorted(there - known)
         if strangers:
             hello = Parcel.of(self._envelope("hello", 0))
-            for node, answer in self.link.ask(dict.fromkeys(strangers, hello), "hello", self._deadline(HELLO_SECONDS)):
+            for node, answer in self.link.ask(dict.fromkeys(strangers, hello), "hello", self._deadline(HELLO_SECONDS), 0):
                 try:
                     self._enrol(node, answer)
                 except Refused as error:
@@ -141,8 +143,11 @@ class Roster:
                 **more}
 
     def ask(self, fed: Federation, task: str, numbers: list[int], read: Callable[[int, Parcel], T], *,
-            downloads: Mapping[int, dict[str, Raw]] | None = None, **more: Any) -> dict[int, T]:
-        """Ask sites; returns what `read` makes of each answer that is in time and right."""
+            downloads: Mapping[int, dict[str, Raw]] | None = None, least: int = 0, **more: Any) -> dict[int, T]:
+        """Ask sites; returns what `read` makes of each answer that is in time and right. For `least` of them a federation that
+        waits for late answers waits beyond the deadline.
+        """
+        least = least if self.settings.agreed.late == "wait" else 0
         broadcast = Broadcast(fed)
         out: dict[int, T] = {}
         waiting = {n: self.members[n] for n in numbers if n in self.members and self.members[n].node is not None}
@@ -159,7 +164,7 @@ class Roster:
                 requests[node] = Parcel(about, {**arrays, **{f"download/{path}": raw for path, raw in own.items()}})
                 self.wire["down"] += requests[node].bytes
             waiting = {}
-            for node, answer in self.link.ask(requests, task, self.settings.agreed.deadline):
+            for node, answer in self.link.ask(requests, task, self.settings.agreed.deadline, max(least - len(out), 0)):
                 member = by_node[node]
                 try:
                     if isinstance(answer, Refused):

@@ -56,8 +56,9 @@ class _Agreed:
     transform: str = option("none", "what every site does to a batch, as in crop+flip+normalise(mean=(0.5,), std=(0.5,))")
     min_sites: int = option(2, "answers a round needs at least; capped by the number of sites selected", low=1)
     deadline: float = option(3600.0, "seconds a site has to answer; 0: no limit, a round waits for every node that is reachable", low=0.0)
-    late: str = option("discard", "an answer after the deadline: discard it (the site goes back to the last round accepted from it)",
-                       choices=("discard",))
+    late: str = option("discard", "an answer after the deadline: discard it (the site goes back to the last round accepted from it), or "
+                                  "wait for late ones as long as too few have answered, instead of trying the round again",
+                       choices=("discard", "wait"))
     wait: float = option(600.0, "seconds to wait at the start for all sites to enrol; then those that did begin, if they are enough",
                          low=0.0)
     retries: int = option(5, "how often a round that too few answered is tried again before the run stops", low=0)

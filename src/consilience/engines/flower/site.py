@@ -93,6 +93,7 @@ class Site:
         work = {"consult": self._consult, "train": self._train, "score": self._score}.get(str(task))
         if work is None:
             raise Refused(f"the task {str(task)[:40]!r} is not known")
+        log.info("Site %d, round %s: asked to %s.", self.number, about.get("round"), task)
         self.fed.round_number, self.fed.last_exchange = whole_number(about, "round"), whole_number(about, "last_exchange")
         self.fed.secret = versions.secret() if self.fed.method.using("release") else b""
         assert isinstance(self.fed.clients, Guest)
