@@ -232,17 +232,17 @@ class Federation:
             self._store("server", part, server)
         return reduced
 
-    def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None) -> int:
+    def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None, silent: frozenset[int] = frozenset()) -> int:
         """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
         sent, coming = 0, ids
         for part in self.method.using(stage):
-            ids = self._earlier() if stage == "survey" and part.surveys_previous else coming
+            ids = [i for i in self._earlier() if i not in silent] if stage == "survey" and part.surveys_previous else coming
             if not ids:                             # the first round has none before it
                 continue
             uploads = list(self.each(consult, ids, (part.name, stage, ids)))
-            silent = [i for i, upload in zip(ids, uploads) if upload is None]
-            if silent:                              # parts may have shared work out among the clients, so the rest is no answer
-                raise Unanswered(silent)
+            unanswered = [i for i, upload in zip(ids, uploads) if upload is None]
+            if unanswered:                          # parts may have shared work out among the clients, so the rest is no answer
+                raise Unanswered(unanswered)
             if uploads[0]:
                 sent += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
@@ -332,7 +332,7 @@ class Federation:
         if not ids:
             report.exchanged = False
             return report
-        report.bytes_up += self.exchange("survey", ids, report)
+        report.bytes_up += self.exchange("survey", ids, report, silent)
         down = {i: {p.name: p.deliver(self.serve(p, "deliver", ids), i) for p in self.method.using("deliver")} for i in active}
         report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
         heard = self.clock
