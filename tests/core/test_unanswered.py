@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,15 @@ def test_a_round_begins_again_without_one_silent_in_the_survey(parts: list[str])
     other.round([0, 2, 3])
     assert report.lost == [1]
     assert not differences(deaf, other, only=lambda path: not path.startswith("clients/1/"))
+
+
+def test_a_client_of_the_round_before_that_is_silent_is_not_asked_for_ever() -> None:
+    """Anchors of the round before are made by its clients; one of them no longer answers."""
+    class Engine(Deaf):
+        silent, also_before_training = frozenset({1}), True
+    fed = tiny_federation([replace(trial(find_part("anchors")), clients="previous")], engine=Engine)
+    fed.round()
+    assert fed.round().lost == [1]
 
 
 def test_preparation_goes_on_without_the_silent() -> None:

@@ -29,12 +29,13 @@ def test_every_method_equals_the_simulation(method: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(("method", "settings"), [
     ("fedavg", {"participation": 2, "rounds": 4}),                                # a keyed draw of two sites
     ("fedfm", {"settings.anchors.lite": True, "settings.anchors.every": 2, "settings.anchors.start": 1, "rounds": 5}),   # models rest
+    ("fedfm", {"settings.anchors.clients": "previous", "participation": 2, "rounds": 4}),        # others are asked than train
     ("fedbr", {"settings.debias.refresh": "once"}),
     ("moon", {"optimiser_state": "kept", "momentum": 0.9}),
     ("fedavg", {"optimiser": "adam", "batchnorm": "params", "last_batch": "keep", "schedule": "exponential(gamma=0.9)"}),
     ("fedavg", {"layout": "channels_last"}),
     ("fedavg", {"weights": "uniform", "steps": 2, "sampling": "replacement", "seed": 11}),
-], ids=["participation", "lite", "once", "kept", "policies", "channels_last", "replacement"])
+], ids=["participation", "lite", "previous", "once", "kept", "policies", "channels_last", "replacement"])
 def test_policies_equal_the_simulation(method: str, settings: dict, tmp_path: Path) -> None:
     fake = Fake(tmp_path, method, **settings)
     fake.run()

@@ -48,7 +48,7 @@ class Remote:
         cohort = local[0].cohort if local else []
         answers = self.roster.ask(fed, "train", [w.number for w in local], read, downloads=downloads, least=self.least,
                                   cohort=cohort)
-        self._need(answers, "in training")
+        self._need(answers, "in training", self.least)
         yield from (answers.get(w.number) for w in local)
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
@@ -61,9 +61,11 @@ class Remote:
             return self.expected.read(answer, template)
 
         answers = self.roster.ask(fed, "consult", list(numbers), read, least=self.least, part=part, stage=stage, cohort=cohort)
-        self._need(answers, f"when {part} asked before training")
+        there = [n for n in numbers if n in self.roster.present]      # a part may ask sites of an earlier round, which may be gone
+        self._need(answers, f"when {part} asked before training", len(there))
         yield from (answers.get(number) for number in numbers)
 
-    def _need(self, answered: dict[int, Any], when: str) -> None:
-        if len(answered) < self.least:
-            raise TooFewAnswers(f"Round {self.fed.round_number}: {len(answered)} sites answered {when}; at least {self.least} are needed.")
+    def _need(self, answered: dict[int, Any], when: str, of: int) -> None:
+        least = min(self.least, of)
+        if len(answered) < least:
+            raise TooFewAnswers(f"Round {self.fed.round_number}: {len(answered)} sites answered {when}; at least {least} are needed.")
