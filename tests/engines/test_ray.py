@@ -45,10 +45,11 @@ def test_values_arrive_as_they_left():
     one = torch.zeros(4, 1, 3, 3).to(memory_format=torch.channels_last)          # one channel: only strides tell
     x = torch.arange(6).view(2, 3)
     value = {"t": last, "one": one, "turned": x.t(), "half": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0, 4), "again": x,
-             "number": torch.tensor(7), "yes": torch.tensor([True, False]), "p": nn.Parameter(torch.ones(2)), "word": ("w", 1.5)}
+             "number": torch.tensor(7), "yes": torch.tensor([True, False]), "p": nn.Parameter(torch.ones(2)), "word": ("w", 1.5),
+             "frozen": nn.Parameter(torch.ones(2), requires_grad=False)}
     value["same"] = value["again"]
     packed = pack(value)
-    assert len(packed.arrays) == 9                                               # the same tensor travels once
+    assert len(packed.arrays) == 10                                              # the same tensor travels once
     for copy in (True, False):
         got = unpack(packed, copy)
         for key, was in value.items():
@@ -58,6 +59,9 @@ def test_values_arrive_as_they_left():
         assert got["t"].stride() == last.stride()
         assert got["one"].stride() == one.stride()
         assert isinstance(got["p"], nn.Parameter)
+        assert got["p"].requires_grad
+        assert isinstance(got["frozen"], nn.Parameter)
+        assert not got["frozen"].requires_grad                                   # what the user froze stays frozen
         assert got["word"] == ("w", 1.5)
         assert got["same"] is got["again"]
     shared = unpack(packed, copy=False)["again"]

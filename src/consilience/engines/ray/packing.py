@@ -28,7 +28,7 @@ class _Place(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None                             # None: contiguous
-    parameter: bool
+    trains: bool | None                                        # of a parameter; None: it is none
 
 
 class _Pickler(cloudpickle.CloudPickler):
@@ -53,7 +53,7 @@ class _Pickler(cloudpickle.CloudPickler):
         flat = here.permute(0, 2, 3, 1).reshape(-1) if keep else here.contiguous().view(-1)
         self.arrays.append(flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8))
         return _Place(len(self.arrays) - 1, tensor.dtype, tuple(tensor.shape), tensor.stride() if keep else None,
-                      isinstance(tensor, nn.Parameter))
+                      tensor.requires_grad if isinstance(tensor, nn.Parameter) else None)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -74,11 +74,11 @@ class _Unpickler(pickle.Unpickler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")                    # of memory that must not be written to: states are replaced, never written
             flat = torch.from_numpy(array)
-        if self.copy or place.parameter or flat.data_ptr() % place.dtype.itemsize:
+        if self.copy or place.trains is not None or flat.data_ptr() % place.dtype.itemsize:
             flat = flat.clone()
         flat = flat.view(place.dtype)
         tensor = flat.view(place.shape) if place.stride is None else flat.as_strided(place.shape, place.stride)
-        return nn.Parameter(tensor, requires_grad=tensor.is_floating_point()) if place.parameter else tensor
+        return tensor if place.trains is None else nn.Parameter(tensor, requires_grad=place.trains)
 
 
 def pack(value: Any) -> Packed:
