@@ -131,8 +131,9 @@ class Slots:
             lane.work = None
             lane.launches.clear()
         lanes.clear()
-        gc.collect()
-        torch.cuda.empty_cache()
+        with _CAPTURING:                             # nothing may be collected while another device captures
+            gc.collect()
+            torch.cuda.empty_cache()
         self.notes.append(f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}")
 
     def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
