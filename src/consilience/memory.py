@@ -6,8 +6,8 @@ they are let go of; the system keeps them cached, so letting go costs little.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import math
 import mmap
 import os
@@ -73,24 +73,32 @@ def file_of(tensor: Tensor) -> str | None:
     if tensor.device.type != "cpu":
         return None
     storage = tensor.untyped_storage()
-    if not storage.nbytes():
-        return None
     ours = _FILES.get(storage.data_ptr())
-    path = storage.filename if ours is None else ours.path
+    if ours is not None:
+        return ours.path
+    path = storage.filename
     return os.path.abspath(path) if path is not None and os.path.isfile(path) else None
 
 
 def let_go(tensors: Iterable[Tensor]) -> None:
     """Give back the pages of mapped tensors that were looked at; ordinary tensors are left alone."""
+    advise = _system_call("madvise")
     for tensor in tensors:
-        if file_of(tensor) is None or os.name != "posix":
-            continue
-        storage = tensor.untyped_storage()
-        with contextlib.suppress(OSError, AttributeError):     # advice, no more
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_DONTNEED)
+        if advise is not None and file_of(tensor) is not None:
+            storage = tensor.untyped_storage()
+            advise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_DONTNEED)      # advice, no more
 
 
 def trim() -> None:
     """Give back what was freed. The C library of Linux keeps much of it for later, which after large passing arrays is for nothing."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    if (trim_heap := _system_call("malloc_trim")) is not None:
+        trim_heap(0)
+
+
+@functools.cache
+def _system_call(name: str) -> Any:
+    """A function of the C library, or None where there is no such thing."""
+    try:
+        return getattr(ctypes.CDLL(None), name) if os.name == "posix" else None
+    except (OSError, AttributeError):
+        return None

@@ -24,6 +24,12 @@ def test_five_kills():
     assert kill("--kills", "5", "--methods", "scaffold+dbe").endswith("5 kills, no difference\n")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_three_kills_with_states_on_disk():
+    assert kill("--kills", "3", "--methods", "scaffold+dbe", "--store", "disk").endswith("3 kills, no difference\n")
+
+
 @pytest.mark.slow
-def test_fifty_kills_of_three_methods():
-    assert kill().endswith("50 kills, no difference\n")
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_fifty_kills_of_three_methods(store):
+    assert kill("--store", store).endswith("50 kills, no difference\n")
