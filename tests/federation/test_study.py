@@ -22,13 +22,13 @@ def consilience(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 
 def test_a_study_of_a_running_federation(federation, tmp_path):
     server, app = federation.launcher.folder, federation.app
-    words = ["federation", "study", str(app), "--server", str(server), "--candidate", "fedavg+dbe", "--tune", "2", "--lrs", "0.01,0.1",
+    words = ["federation", "study", str(app), "--server", str(server), "--candidate", "fedavg+dbe", "--tune", "1", "--lrs", "0.03,0.1",
              "--rounds", "1", "--out", "s", "--json"]
     first = consilience(*words, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     document = json.loads(first.stdout)
     assert document["methods"] == ["local", "fedavg", "fedavg+dbe"]
-    assert len(document["trials"]) == 6
+    assert len(document["trials"]) == 3
     assert {r["site"] for r in document["sites"]} == {"site-0", "site-1", "site-2"}
     for method in document["methods"]:
         mine = [t for t in document["trials"] if t["method"] == method]
@@ -44,7 +44,7 @@ def test_a_study_of_a_running_federation(federation, tmp_path):
     assert one["gain_over_local"] == pytest.approx(one["accuracy"] - gains["site-1", "local"]["accuracy"])
     assert "What each site would gain or lose" in (tmp_path / "s" / "study.md").read_text()
 
-    plan = make_plan(federation.settings, ["fedavg+dbe"], budget=2, rounds=1, learning_rates=(0.01, 0.1))
+    plan = make_plan(federation.settings, ["fedavg+dbe"], budget=1, rounds=1, learning_rates=(0.03, 0.1))
     started: list[str] = []
     ear = type("Ear", (Listener,), {"round_done": lambda self, record: None})()
     was, federation.launcher.flwr_run = federation.launcher.flwr_run, lambda *a, **k: started.append("a run")   # none may start

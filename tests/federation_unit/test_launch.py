@@ -159,7 +159,7 @@ def test_a_parent_that_is_ended_takes_its_children_along(tmp_path):
               "    c = p.start('sleeper', [sys.executable, '-c', 'import time; time.sleep(600)'], Path(sys.argv[1]))\n"
               "    print(c.process.pid, flush=True); time.sleep(600)\n")
     parents = {number: subprocess.Popen([sys.executable, "-c", script, str(tmp_path / f"log{number}")], stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
+                                        stderr=subprocess.DEVNULL, text=True) for number in (signal.SIGTERM, signal.SIGKILL)}
     children = {number: int(parent.stdout.readline()) for number, parent in parents.items() if parent.stdout}
     for number, parent in parents.items():
         parent.send_signal(number)

@@ -9,8 +9,11 @@ from rich.markup import escape
 
 from ..federation.approval import Approvals
 from ..federation.launch import Launcher, RunningSite
+from ..federation.processes import LaunchError
 from .output import err
 
+HINT = 30.0               # seconds without an answer after which a hint is due
+WORDS = {"query": "asked before training", "train": "training", "evaluate": "scoring"}
 _ROUND = re.compile(r"\[RUN (\d+)(?:, ROUND (\S+))?\]\s*\n(?:.*\n)?.*Receiving: (\S+) message")
 _REFUSED = re.compile(r"REFUSED (run \d+: .*)")
 _RAISED = re.compile(r"The app raised an exception\.[\s\S]*?\n(\w*(?:Error|Exception)[^\n]*)")
@@ -19,7 +22,17 @@ _RAISED = re.compile(r"The app raised an exception\.[\s\S]*?\n(\w*(?:Error|Excep
 def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> None:
     """Print what happens until Ctrl-C, or an error when a process ends."""
     console = err()
-    launcher.await_site(running, forever=True)
+    link = running.site.superlink
+    console.print(f"Waiting for the server {link.address} …")
+    try:
+        launcher.await_site(running, HINT)
+    except LaunchError:
+        if not running.node.running:
+            raise
+        hint = "and does it do without TLS, as --insecure asks" if link.authority is None else "and does its port speak TLS"
+        console.print(f"No answer yet. Is it running, can it be reached from here, {hint}? Trying on; see {running.node.log}.",
+                      soft_wrap=True)
+        launcher.await_site(running, forever=True)
     console.print(f"The server {running.site.superlink.address} accepted this site as number {running.site.number}. Ctrl-C stops it; "
                   "its state is kept.", soft_wrap=True)
     console.print(f"Logs: {running.node.log}, {running.starter.log}", soft_wrap=True)
@@ -28,7 +41,7 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
         launcher.check()
         said = running.node.said()
         for found in _ROUND.finditer(said, seen["node"]):
-            console.print(f"run {found[1]}: {found[3]}{f', round {found[2]}' if found[2] else ''}")
+            console.print(f"run {found[1]}, round {found[2] or 0}: {WORDS.get(found[3], found[3])}")
             seen["node"] = found.end()
         said = running.starter.said()
         for found in sorted([*_REFUSED.finditer(said, seen["app"]), *_RAISED.finditer(said, seen["app"])], key=lambda m: m.start()):

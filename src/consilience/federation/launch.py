@@ -44,6 +44,7 @@ from .commands import (
 )
 from .processes import Child, LaunchError, Processes
 
+_STARTED = re.compile(r"Successfully started run (\d+)")
 READY = 120.0                # seconds for a process to become ready; a busy machine takes a while to import everything
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "GRPC_VERBOSITY": "NONE", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -179,16 +180,15 @@ class Launcher(Processes):
 
     def flwr_run(self, app: Path, link: SuperLink, overrides: Mapping[str, Any] | None = None, name: str = "run") -> FlowerRun:
         """Start a run of an app and follow its log. Overrides are settings that differ from the app's own."""
-        command = ["run", str(app), self.name, "--format", "json", *override_arguments(overrides, self.folder / f"{name}.toml")]
-        said = self.flwr(command, link)
-        number = str(_json(said).get("run-id") or "")
-        if not number.isdigit():
-            raise LaunchError(f"Flower did not start the run:\n{_indent(said)}")
-        follow = self.start(f"Run {number}", [command_path("flwr"), "log", number, self.name, "--stream"], self.log(name),
-                            env=self._command_home())
-        self.children.remove(follow)             # it ends with its run, which is no fault
-        self.followers.append(follow)
-        return FlowerRun(number, follow, self, link)
+        self._connect(link)
+        command = [command_path("flwr"), "run", str(app), self.name, "--stream",
+                   *override_arguments(overrides, self.folder / f"{name}.toml")]
+        follow = Child(f"The run of {app.name}", command, self.log(name), {**self.env, **self._command_home()})
+        self.followers.append(follow)            # not among the children: it ends with its run, which is no fault
+        follow.wait_for(lambda: bool(_STARTED.search(follow.said())), "Flower says that it started", READY)
+        found = _STARTED.search(follow.said())
+        assert found is not None
+        return FlowerRun(found[1], follow, self, link)
 
     def flwr(self, arguments: Sequence[str], link: SuperLink) -> str:
         """Run a command of `flwr` to its end; what it printed."""

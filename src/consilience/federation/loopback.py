@@ -18,7 +18,7 @@ from .certificates import NodeKey, make_certificates, make_key
 from .commands import Site, SuperLink
 from .launch import Launcher, RunningSite
 
-POLL = 0.2                    # seconds between a SuperNode's questions for work: on one machine waiting is most of the time
+POLL = 0.3                    # seconds between a SuperNode's questions for work: on one machine waiting is most of the time
 
 
 @dataclass

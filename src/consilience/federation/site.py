@@ -41,7 +41,7 @@ def load_site(spec: str, *, classes: int | None = None, class_names: Sequence[st
     dataset, how = read_adapter(spec)
     labels = _labels(dataset, spec, tuple(class_names))
     found = int(labels.max()) + 1 if len(labels) else 0
-    count = classes or len(class_names) or max(found, 2)
+    count = classes or len(class_names) or max(found, dataset.classes)
     if found > count:
         raise DataError(f"The site's data ({spec}) hold the label {found - 1}, but the federation has {count} classes: labels must be 0 to "
                         f"{count - 1}.")

@@ -1,7 +1,7 @@
 """What runs an app at a site, in place of Flower's own starter: approved apps only, in a process of their own that is ready at once.
 
 The SuperNode (isolation mode "process") holds messages and bundles but runs no code of theirs. This process takes its tasks, one at a
-time, and hands them to a child forked from a server that has PyTorch loaded already. For every message the child compares the
+time, and hands them to a child that is forked when PyTorch is loaded already. For every message the child compares the
 bundle's hash with the site's list before anything of it is unpacked; a bundle that is not approved is answered with an error
 that names the reason.
 
@@ -10,6 +10,7 @@ that names the reason.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -39,10 +40,9 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from ...federation.approval import Approvals, hash_of
 
-PAUSE = 0.2                     # seconds between questions for work; the SuperNode is on this machine
+PAUSE = 0.3                     # seconds between questions for work; the SuperNode is on this machine
 IDLE = 600.0                    # seconds without work after which a worker's memory is given back
-PRELOAD = ["torch", "consilience.engines.flower", "consilience.engines.flower.starter", "consilience.federation.site", "consilience.parts",
-           "consilience.models", "consilience.metrics"]
+PRELOAD = ("torch", "consilience.engines.flower.apps", "consilience.parts", "consilience.models", "consilience.metrics")
 
 
 def serve(address: str, secret: bytes, store: Path) -> None:
@@ -67,18 +67,17 @@ class Workers:
 
     def __init__(self, address: str, store: Path) -> None:
         self.address, self.store = address, store
-        how = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self.context: Any = multiprocessing.get_context(how)
-        self.context.set_forkserver_preload(PRELOAD)
+        # Forked from a process that has loaded everything and computed nothing; elsewhere than on Linux forking is not safe.
+        self.context: Any = multiprocessing.get_context("fork" if sys.platform.startswith("linux") else "spawn")
+        for name in PRELOAD:
+            importlib.import_module(name)
         self.process: Any = None
         self.app, self.used = "", 0.0
-        self._begin("")                                # loads PyTorch before the first message comes
 
     def work(self, token: str, kind: str, app: str) -> None:
         """Have a task done, in a fresh process if the last one was for another app or is gone."""
-        if self.process is None or not self.process.is_alive() or self.app not in ("", app):
+        if self.process is None or not self.process.is_alive() or self.app != app:
             self._begin(app)
-        self.app = app
         self.pipe.send_bytes(f"{kind} {token}".encode())
         while not self.pipe.poll(1.0):
             if not self.process.is_alive():
@@ -92,8 +91,8 @@ class Workers:
 
     def rest(self) -> None:
         """Give memory back when nothing was asked for a while."""
-        if self.app and time.monotonic() - self.used > IDLE:
-            self._begin("")
+        if self.process is not None and time.monotonic() - self.used > IDLE:
+            self._end()
 
     def _begin(self, app: str) -> None:
         self._end()
@@ -139,7 +138,7 @@ def answer(address: str, token: str, store: str, kind: str, loaded: dict[str, Cl
         message, context, run, fab = pull_task_input(client)
         why = _objection(Approvals(Path(store)), fab.content, fab.hash_str, run, context, kind)
         if why is not None:
-            details = f"Refused: {why}."
+            details = why
             log(WARNING, "REFUSED run %s: %s. Nothing of it was unpacked or run.", run.run_id, why)
             reply = Message(Error(ErrorCode.INVALID_FAB, details), reply_to=message)
         else:
