@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,12 @@ def test_heavy_libraries_have_one_place() -> None:
         for library, place in ONLY_IN.items():
             if any(name.split(".")[0] == library for name in _imports(path)):
                 assert where.startswith(place), f"{where} imports {library}"
+
+
+def test_ray_is_not_imported_before_it_is_asked_for() -> None:
+    """Everything but `engine=ray` and `--on ray` works without Ray, and does not wait for it."""
+    script = "import sys, consilience.cli, consilience.runs.many, consilience.engines.choose; print('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 def test_core_reads_and_writes_no_files() -> None:

@@ -195,7 +195,8 @@ class Devices:
                 value = getattr(fed, name)
                 known = self._told.get((number, name), (None, None))
                 if known[0] is not value:
-                    known = self._told[number, name] = value, value if twin.device == _exact(fed.device) else moved(value, twin.device)
+                    same = self.devices[number] == _exact(fed.device)
+                    known = self._told[number, name] = value, value if same else moved(value, self.devices[number])
                 setattr(twin, name, known[1])
             assert isinstance(twin.clients, Mirror)
             twin.clients.source = fed.clients
@@ -207,14 +208,15 @@ class Devices:
         inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         stop = threading.Event()
         mode = torch.is_grad_enabled(), torch.get_num_threads()             # both belong to a thread
+        home = _exact(fed.device)
 
-        def work(twin: Federation, places: list[int]) -> None:
+        def work(device: torch.device, twin: Federation, places: list[int]) -> None:
             try:
                 if torch.get_num_threads() != mode[1]:
                     torch.set_num_threads(mode[1])
-                with self._turn.get(twin.device, contextlib.nullcontext()), _current(twin.device), torch.set_grad_enabled(mode[0]):
+                with self._turn.get(device, contextlib.nullcontext()), _current(device), torch.set_grad_enabled(mode[0]):
                     for place, result in zip(places, begin(twin, places, stop)):
-                        inbox.put((place, moved(result, fed.device), None))
+                        inbox.put((place, moved(result, home), None))
                         if stop.is_set():
                             return
             except _Stopped:
@@ -223,7 +225,8 @@ class Devices:
                 inbox.put((-1, None, error))
 
         shares = share_out(costs, len(self.twins))
-        running = [thread.submit(work, twin, places) for thread, twin, places in zip(self._threads, self.twins, shares) if places]
+        running = [thread.submit(work, device, twin, places)
+                   for thread, device, twin, places in zip(self._threads, self.devices, self.twins, shares) if places]
         try:
             yield from _in_order(inbox, len(costs))
         finally:
