@@ -180,8 +180,8 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
                       f"{launcher.log('superlink')}", soft_wrap=True)
         for public in admit or []:
             _admit(launcher, link, public)
-        console.print(f"Start a run with: FLWR_HOME={folder.absolute() / 'flower' / 'server'} flwr run APP consilience --stream",
-                      soft_wrap=True)
+        home = folder.absolute() / "flower" / "server"
+        console.print(f"Start a run with: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={home} flwr run APP consilience --stream", soft_wrap=True)
         console.print("Ctrl-C stops it; started again with the same folder, it knows its sites.")
         while True:
             launcher.check()

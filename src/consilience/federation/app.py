@@ -173,7 +173,7 @@ At each site, with its own number and data:
 
 Then, on the server:
 
-    FLWR_HOME=server/flower/server flwr run {name} consilience --stream
+    FLWR_TELEMETRY_ENABLED=0 FLWR_HOME=$PWD/server/flower/server flwr run {name} consilience --stream
 
 (`consilience federation server` prints that line; `consilience` is the name it gives the connection.)
 

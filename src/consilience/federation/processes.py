@@ -23,6 +23,7 @@ from ..errors import ConsilienceError
 
 MARK = "CONSILIENCE_LAUNCH"
 GRACE = 8.0                    # seconds to end in an orderly way before being killed
+STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]      # Ctrl-C raises by itself
 TAIL = 12                      # lines of a log that an error shows
 
 
@@ -101,13 +102,13 @@ class Child:
 
 
 class Processes:
-    """A group of children. Leaving the `with` block, an error, Ctrl-C and SIGTERM stop them all."""
+    """A group of children. Leaving the `with` block, an error, Ctrl-C, SIGTERM and SIGHUP stop them all."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.mark = secrets.token_hex(16)
         self.env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), MARK: self.mark}
         self.children: list[Child] = []
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
 
     def start(self, name: str, command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None,
               cwd: Path | None = None) -> Child:
@@ -140,15 +141,15 @@ class Processes:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, _leave)
+            self._previous = {number: signal.signal(number, _leave) for number in STOPS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self.stop()
         finally:
-            if self._previous is not None:
-                signal.signal(signal.SIGTERM, self._previous)
+            for number, before in self._previous.items():
+                signal.signal(number, before)
 
 
 def marked(mark: str) -> list[int]:
