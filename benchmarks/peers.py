@@ -42,7 +42,7 @@ PACKAGES = {"flower": "flwr[simulation]", "pfl": "pfl", "fluke": "fluke-fl"}
 MODULES = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fluke": ("fluke",)}
 LAST, HALF = "channels_last", "bfloat16 + channels_last"
 WAYS = {"consilience": ["workers", f"workers, {LAST}", f"workers, {HALF}"], "flower": ["actors", f"actors, {LAST}"],
-        "pfl": ["processes", f"processes, {LAST}"], "fluke": ["threads", "one thread"]}
+        "pfl": ["processes", f"processes, {LAST}"], "fluke": ["one thread", "threads"]}
 
 
 # ---- the task --------------------------------------------------------------------------------------------------------
