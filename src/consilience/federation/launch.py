@@ -46,7 +46,8 @@ from .processes import Child, LaunchError, Processes
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 READY = 120.0                # seconds for a process to become ready; a busy machine takes a while to import everything
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "GRPC_VERBOSITY": "NONE", "NO_COLOR": "1", "TERM": "dumb"}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "GRPC_VERBOSITY": "NONE", "NO_COLOR": "1", "TERM": "dumb",
+         "FORWARDED_ALLOW_IPS": "127.0.0.1"}     # nobody else is believed about where a request comes from
 
 
 @dataclass
