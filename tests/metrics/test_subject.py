@@ -140,7 +140,7 @@ def test_every_measure_works_or_says_why_not_and_changes_nothing(method):
     got = measures_of_round(s.fed, s.data, [*names, "mdl(steps=2, seeds=1, points=2, hidden=4)"], records)
     json.dumps(got, allow_nan=False)
     left = {name for name, result in got.items() if "left_out" in result}
-    assert left == {"dice", "harmed", "rounds_to"}
+    assert left == {"dice", "harmed", "rounds_to", "shifted_test"}
     after = state_of(s.fed)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[path], before[path]) for path in before)
