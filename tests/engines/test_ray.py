@@ -303,8 +303,8 @@ def _squares(number: int, tell) -> int:
 @federation
 def test_jobs(free):
     heard: dict[int, int] = {}
-    ended = dict(each_job(free, _squares, [(n,) for n in range(5)], on_gpu=False, at_once=2, heard=heard.__setitem__))
-    assert {n: r for n, r in ended.items() if n != 2} == {0: 0, 1: 1, 3: 9, 4: 16}
+    ended = dict(each_job(free, _squares, [(n,) for n in range(4)], on_gpu=False, at_once=2, heard=heard.__setitem__))
+    assert {n: r for n, r in ended.items() if n != 2} == {0: 0, 1: 1, 3: 9}
     assert isinstance(ended[2], Lost)
     assert all(heard[n] == n + 100 for n in heard)
 
