@@ -11,7 +11,7 @@ import consilience
 from consilience.metrics.accuracy import score_personal
 from consilience.runs import scoring
 from consilience.runs.config import RunConfig
-from consilience.runs.measure import measure
+from consilience.runs.measure import measure, table_of
 from consilience.runs.reload import open_run
 from consilience.runs.run import Listener, build_federation, load_data
 from consilience.runs.scoring import only, score_round, scored_clients, warnings_of
@@ -79,6 +79,8 @@ def test_measures_look_at_the_clients_that_are_scored(drawn):
     later = measure(open_run(folder), ["drift", "accuracy"], keep=lambda path, entries: None)
     assert set(later["drift"]["result"]["per_client"]) <= names
     assert later["drift"]["result"]["per_client"].keys() == result.records[-1]["measures"]["drift"]["per_client"].keys()
+    assert later["drift"]["eval_clients"] == {"scored": 6, "of": 20}
+    assert "drift: of 6 of 20 clients, drawn by the seed." in table_of(later).notes
     data = open_run(folder).data
     assert only(data, None) is data
     few = only(data, [2, 5])

@@ -46,6 +46,7 @@ def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any
         reference = read_reference(reference)
     chosen = scored_clients(run.federation, run.data, run.config.run.eval_clients)
     subject = Subject(run.federation, only(run.data, chosen), run.records, reference, clients=chosen)
+    looked_at = {"eval_clients": {"scored": len(chosen), "of": run.data.population}} if chosen is not None else {}
     measures = make_measures(names, options) if names else _quick(options)
     reasons = {m.name: m.why_not(subject) for m in measures}
     if names:
@@ -59,7 +60,7 @@ def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any
         subject.tell = lambda what, done, of, name=one.name: tell(name, what, done, of)  # type: ignore[misc]
         start = time.perf_counter()
         result = as_plain(one.measure(subject))
-        out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result,
+        out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result, **looked_at,
                          "measured": {"seconds": time.perf_counter() - start}}
         (keep or save_measures)(run.path, {one.name: out[one.name]})
     return out
@@ -114,6 +115,8 @@ def table_of(entries: Mapping[str, Any], title: str = "") -> Table:
             continue
         rows += [[name, what, _text(value)] for what, value in _numbers(entry["result"])]
         notes += [f"{name}: {text}." for text in dict.fromkeys(_said(entry["result"]))]
+        if "eval_clients" in entry:
+            notes.append(f"{name}: of {entry['eval_clients']['scored']} of {entry['eval_clients']['of']} clients, drawn by the seed.")
     return Table(["measure", "of what", "value"], rows, title, notes, [{"name": n, **e} for n, e in entries.items()])
 
 
