@@ -305,6 +305,17 @@ def test_two_nodes_with_one_number(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not unequal(fake, simulate(fake.settings))
 
 
+def test_another_node_under_a_known_number_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also when the server was started anew in between. It may be the same site with a new key; its operator should know."""
+    Fake(tmp_path, "fedavg", rounds=1).run()
+    longer = Fake(tmp_path, "fedavg", rounds=2)
+    longer.link.sites[200] = longer.link.sites.pop(101)
+    with caplog.at_level(logging.WARNING, "consilience.federation"):
+        longer.run()
+    assert "Site 1 was node 101 before and is node 200 now" in caplog.text
+    assert not unequal(longer, simulate(longer.settings))
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"site": 4}, "the sites are 0 to 3"), ({"site": -1}, "whole number"), ({"site": True}, "whole number"),
     ({"version": "0.0.1"}, "it runs consilience 0.0.1"), ({"declaration": "other"}, "other names, shapes or types"),

@@ -91,7 +91,7 @@ class Ledger:
     def members(self) -> list[Member]:
         """Sites known to the newest sound checkpoint; none of them is reachable yet."""
         found = self._newest()
-        return [Member(int(n), m["name"], m["sizes"]) for n, m in found[1]["sites"].items()] if found else []
+        return [Member(int(n), m["name"], m["sizes"], was=m.get("node")) for n, m in found[1]["sites"].items()] if found else []
 
     def restore(self, fed: Federation) -> None:
         """Put the newest sound checkpoint into the federation, and cut the records to it."""
@@ -143,7 +143,7 @@ class Ledger:
         folder = self.path / "checkpoints" / f"round-{fed.round_number:06d}"
         draft = folder.with_name(f".draft-{folder.name}")
         about: dict[str, Any] = {
-            "meta": meta, "sites": {str(n): {"name": m.name, "sizes": m.sizes} for n, m in roster.members.items()},
+            "meta": meta, "sites": {str(n): {"name": m.name, "sizes": m.sizes, "node": m.was} for n, m in roster.members.items()},
             "accepted": {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in fed.clients.visited()}}
         with disk("write the checkpoint", folder):
             shutil.rmtree(draft, ignore_errors=True)

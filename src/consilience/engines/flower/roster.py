@@ -52,6 +52,7 @@ class Member:
     name: str
     sizes: dict[str, int]
     node: int | None = None                                       # reachable now, under this id
+    was: int | None = None                                        # the id it last enrolled under
     held: dict[str, str] = field(default_factory=dict)            # what it had of the broadcast when it last answered
 
 
@@ -121,9 +122,11 @@ class Roster:
         counted = {k: whole_number(sizes, k) for k in sizes}
         if other is not None and other.sizes != counted:
             log.warning("Site %d returns with %s samples; it had %s.", number, counted, other.sizes)
+        if other is not None and other.was not in (None, node):
+            log.warning("Site %d was node %d before and is node %d now: another key, or a SuperLink that forgot its nodes.", number, other.was, node)
         name = re.sub(r"[^\w.+-]+", "_", str(about.get("name") or ""))[:60]      # it goes into logs and records
         taken = {m.name for n, m in self.members.items() if n != number}
-        self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node)
+        self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node, node)
         log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
                  self.members[number].name, node, counted["train"], counted["val"], counted["test"])
 
