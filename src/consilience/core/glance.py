@@ -30,7 +30,8 @@ class Glance:
         self.hooks = fed.program.hooks[self.phase.name]
         self.memo: dict[Any, Any] = {}
         self.slot = self
-        self.shared, self.received, self.scratch = fed.shared, model, {}
+        self.shared, self.received = fed.shared, model
+        self.scratch: Tree = {}
         homes = state.tensors
         self.kept, self.personal, self.previous = homes["kept"], homes["personal"], homes["previous"]
 
@@ -38,7 +39,21 @@ class Glance:
     def _numbers(self) -> dict[str, Tensor]:
         return tree.to(self._scalars(), self._device)
 
-    lr, round, first, client = (property(lambda g, name=name: g._numbers[name]) for name in ("lr", "round", "first", "client"))
+    @property
+    def lr(self) -> Tensor:
+        return self._numbers["lr"]
+
+    @property
+    def round(self) -> Tensor:
+        return self._numbers["round"]
+
+    @property
+    def first(self) -> Tensor:
+        return self._numbers["first"]
+
+    @property
+    def client(self) -> Tensor:
+        return self._numbers["client"]
 
     @cached_property
     def key(self) -> Tensor:
