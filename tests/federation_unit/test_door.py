@@ -54,3 +54,18 @@ def test_flower_still_offers_the_place_where_the_door_hangs():
     from flwr.superlink import extensions, main
     assert main.extensions is extensions
     assert "extensions.get_middleware()" in inspect.getsource(main)
+
+
+def test_flower_still_sleeps_where_a_site_shortens_its_pause():
+    import inspect
+
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    assert "time.sleep(" in inspect.getsource(start_client_internal.start_client_internal)
+    assert start_client_internal.time.__name__ == "time"
+    assert fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL > 0
+
+
+def test_flower_still_has_the_calls_by_which_a_starter_takes_tasks():
+    from consilience.engines.flower import starter
+    assert callable(starter.RuntimeHttpClient.AcquireTask)
+    assert {"CLIENT_APP", "AGENT_APP"} <= set(starter.TaskType.__members__)
