@@ -111,3 +111,12 @@ def test_a_run_with_more_rounds_goes_on(tmp_path: Path) -> None:
     assert not unequal(longer, simulate(longer.settings))
     assert torch.equal(torch.tensor(SIZES), torch.tensor(longer.fed.samples.rows.table.sizes.tolist()))
     assert longer.fed.population.classes == CLASSES
+
+
+def test_reports_are_made_from_the_server_s_folder(tmp_path: Path) -> None:
+    """Its files have the form of a simulation's."""
+    from consilience.report.report import write_report
+    Fake(tmp_path, "dbe", rounds=2).run()
+    page = write_report([tmp_path / "server"], tmp_path / "page.html").read_text()
+    assert "dbe" in page
+    assert "site-3" in page

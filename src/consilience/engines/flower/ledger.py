@@ -73,12 +73,13 @@ class Ledger:
     def done(self) -> bool:
         return (self.path / "done").is_file() and bool(self.records) and self.records[-1]["round"] >= self.settings.run.run.rounds
 
-    def describe(self, fed: Federation, names: list[str]) -> None:
-        """As a simulation's folder says what was run."""
+    def describe(self, fed: Federation, roster: Roster) -> None:
+        """As a simulation's folder says what was run. The server cannot see who owns which rows: it goes by the sites' sizes."""
         a = self.settings.agreed
         stack = self.settings.run.stack()
-        data = {"name": "federation", "classes": a.classes, "clients": a.sites, "names": names, "class_names": list(a.class_names),
-                "transform": self.settings.make_transform().text, "hash": ""}
+        sizes = {str(n): m.sizes for n, m in sorted(roster.members.items())}
+        data = {"name": "federation", "classes": a.classes, "clients": a.sites, "names": roster.names, "class_names": list(a.class_names),
+                "transform": self.settings.make_transform().text, "hash": _hash({"sites": sizes, "sample": list(a.sample)})[:16]}
         write_json(self.path / "config.json", {"method": stack.canonical, "data": data, "places": {},
                                                "config": {**self.settings.run.portable(), "weights": fed.policy.weights}})
         write_json(self.path / "environment.json", describe_environment(fed.device) | {"engine": "flower"})

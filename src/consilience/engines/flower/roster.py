@@ -123,7 +123,8 @@ class Roster:
         if other is not None and other.sizes != counted:
             log.warning("Site %d returns with %s samples; it had %s.", number, counted, other.sizes)
         if other is not None and other.was not in (None, node):
-            log.warning("Site %d was node %d before and is node %d now: another key, or a SuperLink that forgot its nodes.", number, other.was, node)
+            log.warning("Site %d was node %d before and is node %d now: another key, or a SuperLink that forgot its nodes.", number,
+                        other.was, node)
         name = re.sub(r"[^\w.+-]+", "_", str(about.get("name") or ""))[:60]      # it goes into logs and records
         taken = {m.name for n, m in self.members.items() if n != number}
         self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node, node)

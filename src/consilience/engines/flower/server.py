@@ -69,7 +69,7 @@ class Server:
         fed.secret = self.ledger.secret() if any(fed.method.using(hook) for hook in ("release", "publish")) else b""
         self.ledger.restore(fed)
         self.roster.accepted = lambda number: fed.client(number).own_round
-        self.ledger.describe(fed, self.roster.names)
+        self.ledger.describe(fed, self.roster)
         if fed.round_number:
             log.info("Going on after round %d.", fed.round_number)
         return fed
