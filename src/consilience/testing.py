@@ -93,6 +93,13 @@ def differences(a: Federation, b: Federation, only: Callable[[str], bool] = lamb
     return [k for k in one if not torch.equal(one[k], other[k])]
 
 
+def largest_difference(a: Federation, b: Federation) -> float:
+    """Of any number in what two runs leave behind; both must have left the same tensors."""
+    one, other = state_of(a), state_of(b)
+    assert one.keys() == other.keys()
+    return max((float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel()), default=0.0)
+
+
 def in_model(path: str) -> bool:
     return path.startswith("model/")
 

@@ -20,7 +20,7 @@ from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
 from consilience.runs import run
 from consilience.runs.config import RunConfig
-from consilience.testing import differences, run_tiny, snapshot, state_of, tiny_federation, trial
+from consilience.testing import differences, largest_difference, run_tiny, snapshot, tiny_federation, trial
 
 NAMES = sorted(PARTS)
 TWO = Devices.on(["cpu", "cpu"])
@@ -252,12 +252,6 @@ def _cuda() -> None:
         pytest.skip("no CUDA device")
 
 
-def _worst(a, b) -> float:
-    one, other = state_of(a), state_of(b)
-    assert one.keys() == other.keys()
-    return max((float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel()), default=0.0)
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_cuda")
 @pytest.mark.parametrize("name", NAMES)
@@ -268,7 +262,7 @@ def test_the_same_gpu_twice(name):
     part = trial(PARTS[name])
     one = run_tiny([part], rounds=3, device="cuda:0", engine=Slots)
     two = run_tiny([part], rounds=3, device="cuda:0", engine=Devices.on(["cuda:0", "cuda:0"]))
-    assert _worst(one, two) <= 1e-5
+    assert largest_difference(one, two) <= 1e-5
     assert all(twin.engine.captured for twin in two.engine.twins), two.engine.notes
     assert {twin.samples.x.data_ptr() for twin in two.engine.twins} == {two.samples.x.data_ptr()}       # the samples lie there once
     two.engine.close()
@@ -295,7 +289,7 @@ def test_a_run_on_the_same_gpu_twice():
     one, two = run("scaffold", device="cuda", **settings), run("scaffold", devices="cuda:0,cuda:0", **settings)
     assert two.measured["devices"] == ["cuda:0", "cuda:0"]
     assert two.measured["engine"] == "slots"
-    assert _worst(one.federation, two.federation) <= 1e-4
+    assert largest_difference(one.federation, two.federation) <= 1e-4
 
 
 @pytest.mark.gpu
@@ -308,5 +302,5 @@ def test_every_gpu_of_the_machine():
     for name in ("scaffold", "anchors", "ditto", "mr"):
         one = run_tiny([trial(PARTS[name])], rounds=3, device="cuda:0", engine=Slots)
         many = run_tiny([trial(PARTS[name])], rounds=3, device="cuda:0", engine=Devices.on(everything))
-        assert _worst(one, many) <= 1e-5
+        assert largest_difference(one, many) <= 1e-5
         many.engine.close()

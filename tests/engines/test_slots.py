@@ -17,7 +17,7 @@ from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
 from consilience.models import make
 from consilience.parts import PARTS
-from consilience.testing import run_tiny, state_of, trial
+from consilience.testing import largest_difference, run_tiny, state_of, trial
 
 pytestmark = pytest.mark.gpu
 
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.gpu
 def _needs_cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-
-
-def _worst(a, b) -> float:
-    one, other = state_of(a), state_of(b)
-    assert one.keys() == other.keys()
-    return max((float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel()), default=0.0)
 
 
 @pytest.mark.parametrize("name", sorted(PARTS))
@@ -43,18 +37,19 @@ def test_slots_equal_sequential(name: str) -> None:
     part = trial(PARTS[name])
     one = run_tiny([part], rounds=3, device="cuda", engine=Sequential)
     many = run_tiny([part], rounds=3, device="cuda", engine=Slots)
-    assert _worst(one, many) <= 1e-5
+    assert largest_difference(one, many) <= 1e-5
     assert many.engine.captured, many.engine.notes      # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "ffa", "mixup", "debias"])
 def test_partial_batches(name: str) -> None:
     how = {"rounds": 2, "device": "cuda", "last_batch": "keep", "sizes": (24, 17, 3, 11)}
-    assert _worst(run_tiny([trial(PARTS[name])], engine=Sequential, **how), run_tiny([trial(PARTS[name])], engine=Slots, **how)) <= 1e-5
+    one, many = (run_tiny([trial(PARTS[name])], engine=engine, **how) for engine in (Sequential, Slots))
+    assert largest_difference(one, many) <= 1e-5
 
 
 def test_cpu_and_gpu_agree() -> None:
-    assert _worst(run_tiny(rounds=2), run_tiny(rounds=2, device="cuda", engine=Slots)) <= 1e-3
+    assert largest_difference(run_tiny(rounds=2), run_tiny(rounds=2, device="cuda", engine=Slots)) <= 1e-3
 
 
 def _heavy(most: int) -> Federation:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..engines.store import sync_folder
 from ..errors import ConsilienceError, DataError
 
 
@@ -31,16 +32,6 @@ def disk(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise DiskError(f"Cannot {what} {str(path)!r}: {error.strerror or error}. What was written before is intact; "
                         "free some space or choose another folder, then run the same command again.") from error
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename durable; some systems cannot open folders."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
