@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from consilience import rng
 from consilience.core.client import ClientState, Outcome, train_client
 from consilience.engines import Sequential, _wire
 from consilience.engines._parcel import Reader, Region
@@ -43,16 +44,17 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize("value", [
     None, True, -3, 2**70, 0.1, math.inf, math.nan, "ä\n", [], (), {}, (1, [2, (3,)], {"a": None}), {3: "three", "4": 4, (1, 2): [True]},
-    torch.zeros(0, 3), torch.tensor(5), torch.tensor([True, False]), torch.randn(3).bfloat16(), torch.randn(2, 4, 3, 3),
-    torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last), STATE,
-    Outcome(STATE, {"p": {"up": torch.ones(2)}}, {"params": {"w": torch.eye(2)}, "buffers": {}}, torch.tensor([1.0, 0.5]))], ids=repr)
+    torch.zeros(0, 3), torch.tensor(5), torch.tensor([True, False]), rng.normal(rng.key(0), (3,)).bfloat16(), rng.normal(rng.key(1), (2, 4, 3, 3)),
+    rng.normal(rng.key(1), (2, 4, 3, 3)).contiguous(memory_format=torch.channels_last), STATE,
+    Outcome(STATE, {"p": {"up": torch.ones(2)}}, {"params": {"w": torch.eye(2)}, "buffers": {}}, torch.tensor([1.0, 0.5]))],
+    ids=lambda v: type(v).__name__)
 def test_values_arrive_as_they_left(value, tmp_path):
     assert same(there_and_back(value, tmp_path), value)
     assert same(there_and_back(value, tmp_path, copy=True), value)
 
 
 def test_a_tensor_met_twice_lies_there_once(tmp_path):
-    t = torch.randn(1000)
+    t = rng.normal(rng.key(2), (1000,))
     a, b = there_and_back((t, t), tmp_path)
     assert a is b
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 2 * t.numel() * 4
