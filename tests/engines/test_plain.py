@@ -44,7 +44,8 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize("value", [
     None, True, -3, 2**70, 0.1, math.inf, math.nan, "ä\n", [], (), {}, (1, [2, (3,)], {"a": None}), {3: "three", "4": 4, (1, 2): [True]},
-    torch.zeros(0, 3), torch.tensor(5), torch.tensor([True, False]), rng.normal(rng.key(0), (3,)).bfloat16(), rng.normal(rng.key(1), (2, 4, 3, 3)),
+    torch.zeros(0, 3), torch.tensor(5), torch.tensor([True, False]), rng.normal(rng.key(0), (3,)).bfloat16(),
+    rng.normal(rng.key(1), (2, 4, 3, 3)),
     rng.normal(rng.key(1), (2, 4, 3, 3)).contiguous(memory_format=torch.channels_last), STATE,
     Outcome(STATE, {"p": {"up": torch.ones(2)}}, {"params": {"w": torch.eye(2)}, "buffers": {}}, torch.tensor([1.0, 0.5]))],
     ids=lambda v: type(v).__name__)

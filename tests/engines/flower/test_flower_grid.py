@@ -9,13 +9,13 @@ import torch
 
 flwr_app = pytest.importorskip("flwr.app", reason="needs the extra 'flower'")
 
-from consilience import rng
 from consilience.engines.flower import client_app, server_app  # noqa: E402
 from consilience.engines.flower import grid as module  # noqa: E402
 from consilience.engines.flower.grid import FlowerLink, pack, unpack  # noqa: E402
 from consilience.engines.flower.parcel import Parcel, Raw, Refused  # noqa: E402
 
-TENSORS = {"a": {"b": rng.normal(rng.key(0), (3, 4)), "flag": torch.tensor([True, False])}, "n": torch.tensor(7), "empty": torch.zeros(0, 5)}
+TENSORS = {"a": {"b": torch.linspace(-1, 2, 12).reshape(3, 4), "flag": torch.tensor([True, False])}, "n": torch.tensor(7),
+           "empty": torch.zeros(0, 5)}
 
 
 class Clock:
