@@ -92,7 +92,7 @@ def test_without_names_everything_quick_is_measured_and_the_rest_explained(call,
     result = call(folders / "local", "--json")
     document = json.loads(result.stdout)
     assert set(document) == {n for n, cls in installed_measures().items() if cls.quick}
-    assert {n for n, e in document.items() if "left_out" in e} == {"dice", "harmed", "rounds_to"}
+    assert {n for n, e in document.items() if "left_out" in e} == {"dice", "harmed", "rounds_to", "shifted_test"}
     kept = json.loads((folders / "local" / "measures.json").read_text())
     assert "dice" not in kept
     assert kept["auroc"]["result"]["personalised"]["pooled"] > 0.5
@@ -180,4 +180,4 @@ def test_a_run_measured_on_the_way_ends_like_one_that_is_not(folders):
     assert RunFolder(folders / "dbe").restore_newest(finished) == 3
     plain.round()
     assert differences(plain, finished) == []
-    assert Subject(plain, data).names == [c.name for c in data.clients]
+    assert Subject(plain, data).names == tuple(c.name for c in data.clients)
