@@ -24,6 +24,7 @@ from consilience.federation.app import app_hash
 from consilience.federation.approval import STUDY, Approvals
 from consilience.federation.certificates import NodeKey, make_key
 from consilience.federation.commands import SuperLink
+from consilience.federation.demo import digits_federation
 from consilience.federation.follow import read_run, run_and_follow
 from consilience.federation.processes import LaunchError, marked
 from consilience.federation.site import join_sites, load_site
@@ -147,6 +148,27 @@ def test_the_server_is_killed_and_goes_on_from_its_checkpoint(federation, tmp_pa
     document = run_and_follow(federation.launcher, federation.link, federation.app, folder, changed, name="server-again")
     assert [r["round"] for r in document["records"]] == [1, 2, 3, 4]
     assert_equals_simulation(federation, folder, **changed)
+
+
+def test_everything_is_killed_at_once_and_goes_on(tmp_path):
+    """A power cut: SuperLink, ServerApp and all sites die in the middle of a run. Started again with the same folders, the run goes on."""
+    values = {"method": "scaffold+dbe", "rounds": 4, "wait": 30.0, "retries": 0}
+    folder = tmp_path / "run"
+    with digits_federation(tmp_path / "federation", values) as first:
+        first.launcher.flwr_run(first.app, first.link, {"folder": str(folder)}, "first")
+        await_that(lambda: [r for r in records_of(folder) if r["round"] == 2], "round 2 never ended")
+        victims = marked(first.launcher.mark)
+        assert any("superlink" in command_of(pid) for pid in victims)
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await_that(lambda: not alive(victims), "some process did not die")
+    assert not (folder / "done").is_file()
+    with digits_federation(tmp_path / "federation", values) as second:
+        document = run_and_follow(second.launcher, second.link, second.app, folder, {}, name="second")
+        assert [r["round"] for r in document["records"]] == [0, 1, 2, 3, 4]
+        assert all(answered(r) == [0, 1, 2] for r in document["records"] if r["round"])
+        assert_equals_simulation(second, folder)
 
 
 def command_of(pid: int) -> str:
