@@ -130,7 +130,7 @@ class FederationSettings:
                 raise ConfigError(f"{part.name} cannot run in a federation: it trains on the pooled data of all clients, and no data "
                                   "leave a site. Use it in simulation, as a reference.")
             if part.raw_averages and not self.agreed.allow_raw_averages:
-                raise ConfigError(f"{part.name} cannot run in a federation unless every site allows it: {part.raw_averages} If they all "
+                raise ConfigError(f"{part.name} cannot run in a federation unless every site allows it: {part.raw_averages}. If they all "
                                   "agree, set allow_raw_averages=true.")
 
     @property
