@@ -7,10 +7,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import tree
+from ..errors import NonFiniteError
+from ..tree import Tree
+from .client import LocalWork, Outcome
 
 if TYPE_CHECKING:
-    from .client import LocalWork
     from .federation import Federation
+
+
+def refuse_nonfinite(fed: Federation, ids: list[int], done: dict[int, Outcome], down: dict[int, dict[str, Tree]]) -> None:
+    """Stop a round in which some client's numbers are not finite, naming client, round, step and part."""
+    sound = lambda o: torch.stack([o.losses.isfinite().all(), *(tree.all_finite(t).to(fed.device) for t in (
+        o.model, o.uploads, o.state.tensors))])
+    fine = torch.stack([sound(done[i]) for i in ids])
+    if bool(fine.all()):
+        return
+    number = next(i for i, ok in zip(ids, fine) if not bool(ok.all()))
+    for part in fed.method.parts:
+        parcels = done[number].uploads.get(part.name, {}), done[number].state.tensors["kept"].get(part.name, {})
+        if bool(fine[ids.index(number)][:2].all()) and not bool(tree.all_finite(dict(enumerate(parcels)))):
+            raise NonFiniteError(f"Training became non-finite: what part {part.name!r} keeps or uploads after the steps of client "
+                                 f"{fed.name_of(number)!r}, round {fed.round_number}, step {len(done[number].losses)}.")
+    with torch.enable_grad():
+        raise NonFiniteError(find_nonfinite(fed, LocalWork(fed, number, fed.client(number), ids, down[number])))
 
 
 def find_nonfinite(fed: Federation, work: LocalWork) -> str:

@@ -16,7 +16,8 @@ from ..tree import Flat, Tree
 from . import optimiser
 from .assemble import assemble
 from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
-from .diagnose import find_nonfinite
+from .declared import fresh_tensors, initial, moving_keys
+from .diagnose import refuse_nonfinite
 from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
@@ -62,37 +63,17 @@ class Federation:
         self.engine = engine(self.program, self.make_slot)
         self.round_number, self.last_exchange, self.clock = 0, 0, 0
         self.model: Model = tree.clone(self.spec.model)
-        self.shared, self.server = self._initial("shared"), self._initial("server")
+        self.shared, self.server = initial(self, "shared"), initial(self, "server")
         self.versions = {path: 0 for path, _ in tree.paths(self.shared)}    # clock at which a shared tensor last changed
         self.still = {p.name: optimiser.init(self.policy, tree.pick(self.model["params"], p.keys))
                       for p in [*self.phases, self.plain_phase]}
-        self.clients: ClientStore = store(ClientState(self._fresh_tensors()))
-        self.moving = self._moving_keys()
+        self.clients: ClientStore = store(ClientState(fresh_tensors(self)))
+        self.moving = moving_keys(self)
         self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays
         self.prepared = not method.using("prepare")
         self.secret = b""            # this side's own entropy for noise; empty in a simulation, whose noise is keyed by the seed
 
     # ---- what is declared ------------------------------------------------------------------------------------------
-
-    def _initial(self, home: str) -> Tree:
-        """What the parts declare for one home."""
-        return {p.name: tree.map(lambda t: t.detach().clone().to(self.device), getattr(p, "init_" + home)(self.spec))
-                for p in self.method.using("init_" + home)}
-
-    def _fresh_tensors(self) -> Tree:
-        """What a client holds before it first takes part."""
-        local = {k: v for half in self.model.values() for k, v in half.items() if k not in self.spec.shared}
-        return {"kept": self._initial("kept"), "personal": self._initial("personal"), "local": tree.clone(local),
-                "previous": tree.clone(self.model) if any(p.previous for p in self.method.parts) else {},
-                "own": tree.clone(self.model) if self.method.skips_exchanges else {},
-                "optimiser": tree.clone(self.still) if self.policy.optimiser_state == "kept" else {}}
-
-    def _moving_keys(self) -> list[str]:
-        """Keys that travel and can change: what is trained, what adversaries train, and running statistics."""
-        stepping = {k for p in self.phases if p.model == "model" for k in p.keys}
-        apart = tuple(p.name + "." for hook in ("before", "adversary") for p in self.method.using(hook))
-        return [k for k in self._flat() if k in self.spec.shared
-                and (k in stepping or k in self.model["buffers"] or k.startswith(apart))]
 
     @property
     def personal(self) -> bool:
@@ -348,7 +329,7 @@ class Federation:
         if not ids:
             report.exchanged = False
             return report
-        self._refuse_nonfinite(ids, done, down)
+        refuse_nonfinite(self, ids, done, down)
         if not self.secret:                         # sites whose uploads are guarded tell no losses
             report.losses = dict(zip(ids, torch.stack([done[i].losses.mean() for i in ids]).tolist()))
         models = [{k: w for k, w in done[i].model["params"].items() if k in self.spec.shared} for i in ids]
@@ -415,18 +396,3 @@ class Federation:
             keys = []
         fresh = [t for path, t in tree.paths(self.shared) if self.versions[path] > seen]
         return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)
-
-    def _refuse_nonfinite(self, ids: list[int], done: dict[int, Outcome], down: dict[int, dict[str, Tree]]) -> None:
-        sound = lambda o: torch.stack([o.losses.isfinite().all(), *(tree.all_finite(t).to(self.device) for t in (
-            o.model, o.uploads, o.state.tensors))])
-        fine = torch.stack([sound(done[i]) for i in ids])
-        if bool(fine.all()):
-            return
-        number = next(i for i, ok in zip(ids, fine) if not bool(ok.all()))
-        for part in self.method.parts:
-            parcels = done[number].uploads.get(part.name, {}), done[number].state.tensors["kept"].get(part.name, {})
-            if bool(fine[ids.index(number)][:2].all()) and not bool(tree.all_finite(dict(enumerate(parcels)))):
-                raise NonFiniteError(f"Training became non-finite: what part {part.name!r} keeps or uploads after the steps of client "
-                                     f"{self.name_of(number)!r}, round {self.round_number}, step {len(done[number].losses)}.")
-        with torch.enable_grad():
-            raise NonFiniteError(find_nonfinite(self, LocalWork(self, number, self.client(number), ids, down[number])))

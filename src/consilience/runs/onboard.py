@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..core.client import ClientState, ClientView, LocalWork
+from ..core.diagnose import refuse_nonfinite
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.population import Population, RowTable
@@ -143,7 +144,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
         down = {p.name: p.deliver(fed.serve(p, "deliver", ids), number) for p in fed.method.using("deliver")}
     with torch.enable_grad():
         outcome = next(iter(fed.engine.run([_Visit(fed, number, state, ids, down)])))
-    fed._refuse_nonfinite(ids, {number: outcome}, {number: down})
+    refuse_nonfinite(fed, ids, {number: outcome}, {number: down})
     rule = "only what stays on a client was trained; the shared part is as received" if heads else \
         "local training as in a round" + (", with the shared state of the run" if tree.leaves(fed.shared) else "")
     if any(tree.leaves(d) for d in down.values()):

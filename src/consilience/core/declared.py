@@ -1,0 +1,34 @@
+"""What a method declares of a federation's state before anything has happened: the homes' first tensors, and what travels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import tree
+from ..tree import Tree
+
+if TYPE_CHECKING:
+    from .federation import Federation
+
+
+def initial(fed: Federation, home: str) -> Tree:
+    """What the parts declare for one home."""
+    return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), getattr(p, "init_" + home)(fed.spec))
+            for p in fed.method.using("init_" + home)}
+
+
+def fresh_tensors(fed: Federation) -> Tree:
+    """What a client holds before it first takes part."""
+    local = {k: v for half in fed.model.values() for k, v in half.items() if k not in fed.spec.shared}
+    return {"kept": initial(fed, "kept"), "personal": initial(fed, "personal"), "local": tree.clone(local),
+            "previous": tree.clone(fed.model) if any(p.previous for p in fed.method.parts) else {},
+            "own": tree.clone(fed.model) if fed.method.skips_exchanges else {},
+            "optimiser": tree.clone(fed.still) if fed.policy.optimiser_state == "kept" else {}}
+
+
+def moving_keys(fed: Federation) -> list[str]:
+    """Keys that travel and can change: what is trained, what adversaries train, and running statistics."""
+    stepping = {k for p in fed.phases if p.model == "model" for k in p.keys}
+    apart = tuple(p.name + "." for hook in ("before", "adversary") for p in fed.method.using(hook))
+    return [k for half in fed.model.values() for k in half if k in fed.spec.shared
+            and (k in stepping or k in fed.model["buffers"] or k.startswith(apart))]
