@@ -13,6 +13,7 @@ from .. import rng, tree
 from ..errors import ConfigError
 from .part import Model
 from .pooling import pool_swiftly
+from .stages import compute_together
 
 NORMS = (nn.modules.batchnorm._NormBase,)
 _DROPOUTS = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}   # type -> leading dims with own coins
@@ -86,6 +87,7 @@ class Network:
         self._keys: dict[str, KeySource | None] = {"key": None}
         key_dropout(module, self._keys)
         pool_swiftly(module)
+        compute_together(module)
         self._params = self._places("_parameters", module.named_parameters(remove_duplicate=False))
         self._buffers = self._places("_buffers", module.named_buffers(remove_duplicate=False))
         self._modules = list(module.modules())
