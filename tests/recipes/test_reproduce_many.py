@@ -214,3 +214,18 @@ def test_records_that_went_further_are_not_replaced(whole, tmp_path):
     (cut / "records.jsonl").write_text((cut / "records.jsonl").read_text().splitlines(keepends=True)[0])
     write_results(collect(recipe, tmp_path / "runs", HALF), HALF, tmp_path / "results")
     assert entry(collect(recipe, tmp_path / "results" / "records", HALF), "dbe").state == ""        # still the whole run
+
+
+def test_runs_kept_as_records_alone_are_not_made_again(whole, tmp_path):
+    """The first seed lies there as CSV: only the second is run. A measure that the records do not hold needs the run itself."""
+    recipe, undisturbed, _ = whole
+    write_results(undisturbed, HALF, tmp_path)
+    runs, told = tmp_path / "records", list[str]()
+    after = reproduce(recipe, tmp_path / "out", Order(("dbe",), ("accuracy",), 2, 0.5), runs=runs, jobs=1, tell=told.append)
+    assert [p.name for p in runs.iterdir() if p.is_dir()] == [entry(after, "dbe").runs[1].path.name]
+    assert [line.partition(":")[0] for line in told] == ["FedAvg+DBE, accuracy, seed 1"]
+    assert entry(after, "dbe").values[0] == pytest.approx(entry(undisturbed, "dbe").values[0], abs=1e-3)
+    assert len(entry(after, "dbe").values) == 2
+    measured = reproduce(recipe, tmp_path / "out", Order(("dbe",), ("kept",), 1, 0.5), runs=runs, jobs=1)
+    assert entry(measured, "dbe", "kept").values.keys() == {0}
+    assert entry(measured, "dbe").values[0] == entry(undisturbed, "dbe").values[0]              # from the folder now, all digits

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..data.directory import VARIABLE, data_directory
 from ..errors import ConsilienceError
 from ..runs.config import RunConfig
 from ..runs.many import LATE, Job, Watcher, run_many
 from .collect import collect, obstacle, runs_of
-from .folders import RUNS, drop_measures, settle_machine, stored_run, take_measures
+from .folders import RUNS, drop_measures, known_measures, settle_machine, stored_run, take_measures
 from .format import Cell, Recipe
 from .orders import Order, Piece
 from .outcome import Outcome
@@ -103,7 +104,7 @@ def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float 
                     continue
                 for seed, values, folder in runs_of(piece.recipe, piece.runs, piece.order, cell, seeds):
                     if folder not in work:
-                        if not again and (folder / "done").is_file() and stored_run(folder, values) is not None:
+                        if not again and _is_there(folder, values, cell):
                             continue
                         values = values if again else settle_machine(folder, values)
                         prefix = f"{piece.recipe.name}, " if len(pieces) > 1 else ""
@@ -120,14 +121,25 @@ def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float 
         failures.update({folder.name: o for folder, o in zip(work, outcomes) if isinstance(o, str) and o != LATE})
 
 
+def _is_there(folder: Path, values: dict[str, Any], cell: Cell) -> bool:
+    """Finished, or kept as the records of a finished run, where these say all that the cell is scored by."""
+    if (folder / "config.json").is_file():
+        return (folder / "done").is_file() and stored_run(folder, values) is not None
+    kept = stored_run(folder, values)
+    return kept is not None and kept.stopped is not None and set(_measures_of(cell)) <= known_measures(kept.path).keys()
+
+
+def _measures_of(cell: Cell) -> list[str]:
+    return [s.measure for s in (cell.score, *(s for _, s in cell.also)) if s.measure]
+
+
 # ---- measures of trained runs ----------------------------------------------------------------------------------------
 
 def _measure(piece: Piece, until: float | None, failures: dict[str, str], tell: Tell) -> None:
     """Measures of finished runs that some cell is scored by. A run that cannot be measured is a failure of its cells."""
     recipe, needed = piece.recipe, dict[Path, list[str]]()
     for cell in [] if recipe.untrained else piece.order.cells_of(recipe):
-        texts = [s.measure for s in (cell.score, *(s for _, s in cell.also)) if s.measure]
-        texts += [d.measure for d in recipe.drawings if d.measure]
+        texts = _measures_of(cell) + [d.measure for d in recipe.drawings if d.measure]
         if texts and not obstacle(cell):
             for _, _, folder in runs_of(recipe, piece.runs, piece.order, cell, piece.order.seeds_of(recipe)):
                 if (folder / "done").is_file():
