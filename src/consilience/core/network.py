@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import rng, tree
 from ..errors import ConfigError
+from .half import Together
 from .part import Model
 from .pooling import pool_swiftly
 from .stages import compute_together
@@ -85,6 +86,7 @@ class Network:
     def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False) -> None:
         self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
         self._keys: dict[str, KeySource | None] = {"key": None}
+        self._weights = Together(module) if half else None
         key_dropout(module, self._keys)
         pool_swiftly(module)
         compute_together(module)
@@ -160,8 +162,8 @@ class Network:
         self._trace, self._tap, self._keys["key"] = Trace(), tap, key
         trace = self._trace
         try:
-            if self.half:
-                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            if self._weights is not None:
+                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
                     trace.logits = self.module(x).float()
             else:
                 trace.logits = self.module(x)
@@ -175,6 +177,8 @@ class Network:
         if next(part.buffers(), None) is not None:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
         self._hold(model, True)
+        if self._weights is not None:
+            self._weights.leave(part.modules())
         return part(x)
 
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:

@@ -1,0 +1,149 @@
+"""bfloat16: weights cast all at once give autocast's numbers, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from consilience import rng
+from consilience.core import half
+from consilience.core.network import Network
+from consilience.models import make
+
+
+class Odd(nn.Module):
+    """Tied weights, a layer that runs twice, one that never runs, a weight read by another than its layer, a module of unknown type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Conv2d(2, 8, 3, padding=1, padding_mode="circular")
+        self.turn = nn.ConvTranspose2d(8, 8, 2, stride=2, bias=False)
+        self.twice = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.twice.weight
+        self.never = nn.Linear(3, 3)
+        self.scale = Scale()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.turn(F.relu(self.lift(x)))).mean((2, 3))
+        x = self.tied(F.relu(self.twice(F.relu(self.twice(x)))))
+        return self.head(self.scale(x)) + self.head.weight.square().sum(1)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8, 8), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def model_of(module: nn.Module) -> dict[str, dict[str, Tensor]]:
+    return {"params": {k: p.detach().clone().requires_grad_() for k, p in module.named_parameters()},
+            "buffers": {k: b.clone() for k, b in module.named_buffers()}}
+
+
+def by_autocast(module: nn.Module, model: dict[str, dict[str, Tensor]], x: Tensor) -> Tensor:
+    tied = {"tied.weight": "twice.weight"} if isinstance(module, Odd) else {}
+    params = {**model["params"], **{k: model["params"][v] for k, v in tied.items()}}
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        return torch.func.functional_call(module, {**params, **model["buffers"]}, (x,)).float()
+
+
+def odd() -> tuple[nn.Module, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Odd(), rng.normal(rng.key(0), (6, 2, 4, 4))
+
+
+def named(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+    return (make(name, sample=shape, classes=10, key=rng.key(0, "m")).module, rng.normal(rng.key(1), (4, *shape)))
+
+
+MODELS = {"odd": odd, "fedavg_cnn": lambda: named("fedavg_cnn", (1, 28, 28)),
+          "resnet18": lambda: named("resnet18(stem='3x3')", (3, 16, 16)), "mnist_cnn": lambda: named("mnist_cnn", (1, 28, 28))}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("last", [False, True])
+def test_logits_and_gradients_are_autocasts(name: str, last: bool) -> None:
+    module, x = MODELS[name]()
+    form = torch.channels_last if last else torch.contiguous_format
+    module, x = module.to(memory_format=form), x.contiguous(memory_format=form)      # type: ignore[call-overload]
+    network, model = Network(copy.deepcopy(module), half=True), model_of(module)
+    frozen = next(iter(model["params"]))
+    for turn in range(3):                     # the first pass learns which layers run; in the third the first weight is frozen
+        model["params"][frozen].requires_grad_(turn < 2)
+        keys = [k for k, p in model["params"].items() if p.requires_grad]
+        leaves, seen = [model["params"][k] for k in keys], []
+        for logits in (network.forward(model, x, train=True).logits, by_autocast(module, copy.deepcopy(model), x)):
+            seen.append(logits)
+        ours = torch.autograd.grad(seen[0].square().sum(), leaves, materialize_grads=True)
+        again = by_autocast(module, model, x)
+        theirs = torch.autograd.grad(again.square().sum(), leaves, materialize_grads=True)
+        assert torch.equal(seen[0], seen[1])
+        for key, a, b in zip(keys, ours, theirs):
+            assert a.dtype == b.dtype == torch.float32
+            assert torch.equal(a, b), (turn, key)
+
+
+def test_most_weights_are_cast_together() -> None:
+    module, x = odd()
+    network, model = Network(module, half=True), model_of(module)
+    network.forward(model, x)
+    sizes = []
+    original = half.cast
+
+    def counted(tensors: object, dtype: torch.dtype) -> list[Tensor]:
+        out = original(tensors, dtype)      # type: ignore[arg-type]
+        sizes.append((len(out), dtype))
+        return out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(half, "cast", counted)
+        logits = network.forward(model, x, train=True).logits
+        torch.autograd.grad(logits.sum(), list(model["params"].values()), materialize_grads=True)
+        with torch.no_grad():
+            network.forward(model, x)
+    # lift's two, turn's one, two each of twice, tied and head; never's have no place
+    assert sizes == [(9, torch.bfloat16), (9, torch.float32), (9, torch.bfloat16)]
+    assert all(not hasattr(layer, "_ready") for layer in module.modules())
+
+
+def test_a_submodule_run_alone_stays_in_float32() -> None:
+    module, x = odd()
+    network, model = Network(module, half=True), model_of(module)
+    network.forward(model, x)
+    z = rng.normal(rng.key(2), (5, 8))
+    out = network.apply(model, "head", z)
+    assert torch.equal(out, F.linear(z, model["params"]["head.weight"], model["params"]["head.bias"]))
+    assert out.dtype == torch.float32
+
+
+def test_a_loss_on_an_attached_layer_does_not_reach_the_model() -> None:
+    # the graph of the pass must survive the adversary's own step, which frees what it walked
+    module, x = odd()
+    network, model = Network(module, ["head:input"], half=True), model_of(module)
+    network.forward(model, x)
+    trace = network.forward(model, x, train=True)
+    own = [model["params"]["never.weight"], model["params"]["never.bias"]]
+    aside = network.apply(model, "never", trace.before["head:input"][:, :3]).sum()
+    torch.autograd.grad(aside, own)
+    grads = torch.autograd.grad(trace.logits.sum(), [model["params"]["lift.weight"]])
+    assert grads[0].abs().sum() > 0
+
+
+def test_gradients_of_gradients() -> None:
+    module, x = odd()
+    network, model = Network(copy.deepcopy(module), half=True), model_of(module)
+    network.forward(model, x)
+    weight, seen = model["params"]["head.weight"], []
+    for logits in (network.forward(model, x, train=True).logits, by_autocast(module, model, x)):
+        (grad,) = torch.autograd.grad(logits.square().sum(), weight, create_graph=True)
+        seen.append(torch.autograd.grad(grad.square().sum(), weight)[0])
+    assert torch.equal(*seen)
