@@ -212,12 +212,20 @@ def test_orders_that_make_no_sense():
         Order(scale=0.0)
     with pytest.raises(ConfigError, match="at least 1"):
         Order(seeds=0)
+    with pytest.raises(ConfigError, match="leave out"):
+        Order(skip=-1)
 
 
 def test_more_seeds_than_the_recipe_has(tiny):
     assert Order(seeds=4).seeds_of(load_recipe(tiny)) == [0, 1, 2, 3]
     assert Order(seeds=1).seeds_of(load_recipe(tiny)) == [0]
     assert Order().seeds_of(load_recipe(tiny)) == [0, 1]
+    # the recipe has the seeds 0 and 1; after them come 2, 3, …
+    assert Order(seeds=1, skip=1).seeds_of(load_recipe(tiny)) == [1]
+    assert Order(skip=1).seeds_of(load_recipe(tiny)) == [1]
+    assert Order(seeds=2, skip=1).seeds_of(load_recipe(tiny)) == [1, 2]
+    assert Order(skip=3).seeds_of(load_recipe(tiny)) == [3]
+    assert "--seeds 1 --skip-seeds 1" in Order(seeds=1, skip=1).command(load_recipe(tiny))
 
 
 def test_order_of_rows_against_the_paper(done):

@@ -74,7 +74,7 @@ Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and i
 
 
 def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...], seeds: int | None, scale: float, engine: str | None,
-            device: str | None, changed: tuple[tuple[str, str], ...], out: Path | None, runs: Path | None) -> list[Piece]:
+            device: str | None, changed: tuple[tuple[str, str], ...], out: Path | None, runs: Path | None, skip: int = 0) -> list[Piece]:
     """What is asked of every recipe, and where its results go. Several recipes share their runs; one named twice is one piece of each."""
     parsed = [parse_asked(text) for text in asked]
     if (rows or columns) and (len(parsed) > 1 or any(r or c for _, r, c in parsed)):
@@ -86,7 +86,8 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
         folder = out if out is not None and len(parsed) == 1 else top / plain
         place = runs or (folder if len(parsed) == 1 else top) / RUNS
-        pieces.append(Piece(recipe, Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device, changed), folder, place))
+        order = Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device, changed, skip)
+        pieces.append(Piece(recipe, order, folder, place))
     return pieces
 
 
@@ -95,6 +96,8 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
                                                          show_default=False)],
               rows: Names = None, columns: Names = None,
               seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds; by default the recipe's own.", min=1)] = None,
+              skip: Annotated[int, typer.Option("--skip-seeds", help="Leave out the recipe's first N seeds, as when another machine has "
+                                                "them: --skip-seeds 1 --seeds 1 is the second alone.", min=0)] = 0,
               scale: Annotated[float, typer.Option("--rounds-scale", help="Run this share of the recipe's rounds. Every output says so.",
                                                    min=0.0001, max=100)] = 1.0,
               engine: s.Engine = None, device: s.Device = None, data_dir: s.DataDir = None,
@@ -125,7 +128,7 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
     if any(not equals for _, equals, _ in pairs):
         raise typer.BadParameter("takes name=value, as in precision=bfloat16.", param_hint="--option")
     changed = tuple((name.strip(), value.strip()) for name, _, value in pairs)
-    pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, changed, out_, runs)
+    pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, changed, out_, runs, skip)
     for place in dict.fromkeys(p.runs for p in pieces) if merge else ():
         merge_runs(merge or (), place)
     with progress_bar() as bar:

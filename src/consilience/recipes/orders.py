@@ -38,6 +38,7 @@ class Order:
     engine: str | None = None
     device: str | None = None
     changed: tuple[tuple[str, str], ...] = ()   # settings of the runs that are not as the recipe has them
+    skip: int = 0                               # so many of the recipe's first seeds are left to others
 
     def __post_init__(self) -> None:
         for name, _ in self.changed:
@@ -48,11 +49,13 @@ class Order:
             raise ConfigError(f"The rounds' scale must be above 0 and at most 100. Got {self.scale!r} instead.")
         if self.seeds is not None and self.seeds < 1:
             raise ConfigError(f"The number of seeds must be at least 1. Got {self.seeds} instead.")
+        if self.skip < 0:
+            raise ConfigError(f"The number of seeds to leave out must be 0 or more. Got {self.skip} instead.")
 
     def seeds_of(self, recipe: Recipe) -> list[int]:
         known = list(recipe.seeds)
-        count = self.seeds or len(known)
-        return (known + list(range(max(known) + 1, max(known) + 1 + count)))[:count]
+        end = self.skip + (self.seeds or max(1, len(known) - self.skip))
+        return (known + list(range(max(known) + 1, max(known) + 1 + end)))[self.skip: end]
 
     def cells_of(self, recipe: Recipe) -> list[Cell]:
         """The cells asked for, in the order they were asked for: column by column, and the rows as they were named."""
@@ -67,6 +70,7 @@ class Order:
         words += ["--rows", ",".join(self.rows)] if self.rows else []
         words += ["--columns", ",".join(self.columns)] if self.columns else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
+        words += ["--skip-seeds", str(self.skip)] if self.skip else []
         words += ["--rounds-scale", f"{self.scale:g}"] if self.scale != 1.0 else []
         words += [word for name, value in self.changed for word in ("-o", f"{name}={value}")]
         words += ["--engine", self.engine] if self.engine else []
