@@ -95,10 +95,14 @@ def usable(x: Tensor, layer: nn.Linear) -> bool:
             and not torch.is_autocast_enabled("cuda"))
 
 
-def blocks(m: int, n: int, k: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Sizes of the blocks of samples, outputs and inputs, forward and backward."""
-    samples = 16 if m <= 16 else 32
-    return (samples, 16, 128 if k >= 512 else 64), (samples, 32, 32)
+# Sizes of the blocks of samples, outputs and inputs, found by trying on an H200 (benchmarks/kernels_stage.py).
+
+def forward_blocks(m: int, n: int, k: int) -> dict[str, int]:
+    return {"BM": 16 if m <= 16 else 32, "BN": 16, "BK": 128 if k >= 512 else 64, "num_warps": 4}
+
+
+def backward_blocks(m: int, n: int, k: int) -> dict[str, int]:
+    return {"BM": 16 if m <= 16 else 32, "BN": 32, "BK": 32, "num_warps": 4}
 
 
 class _Linear(torch.autograd.Function):
@@ -107,10 +111,10 @@ class _Linear(torch.autograd.Function):
         x = x.contiguous()
         (m, k), n = x.shape, len(w)
         y = x.new_empty(m, n)
-        bm, bn, bk = blocks(m, n, k)[0]
+        how = forward_blocks(m, n, k)
         with torch.cuda.device_of(x):
-            _forward[(triton.cdiv(n, bn), triton.cdiv(m, bm))](x, w, w if b is None else b, y, m, n, k, relu, b is not None, bm, bn, bk,
-                                                               PRECISION)
+            _forward[(triton.cdiv(n, how["BN"]), triton.cdiv(m, how["BM"]))](x, w, w if b is None else b, y, m, n, k, relu, b is not None,
+                                                                         PRECISION=PRECISION, **how)
         ctx.relu, ctx.bias = relu, b is not None
         ctx.save_for_backward(x, w, y if relu else x)
         return y
@@ -121,11 +125,11 @@ class _Linear(torch.autograd.Function):
         x, w, y = ctx.saved_tensors
         g = grads[0].contiguous()
         (m, k), n = x.shape, len(w)
-        bm, bn, bk = blocks(m, n, k)[1]
+        how = backward_blocks(m, n, k)
         inputs, weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
-        wide = triton.cdiv(k, bk)
-        of_inputs = wide * triton.cdiv(m, bm) if inputs else 0
-        of_weights = wide * triton.cdiv(n, bn) if weights else 0
+        wide = triton.cdiv(k, how["BK"])
+        of_inputs = wide * triton.cdiv(m, how["BM"]) if inputs else 0
+        of_weights = wide * triton.cdiv(n, how["BN"]) if weights else 0
         dx = torch.empty_like(x) if inputs else None
         dw = torch.empty_like(w) if weights else None
         db = x.new_empty(n) if weights and ctx.bias else None
@@ -133,7 +137,7 @@ class _Linear(torch.autograd.Function):
         with torch.cuda.device_of(x):
             _backward[(of_inputs + of_weights,)](g, y, x, w, absent if dx is None else dx, absent if dw is None else dw,
                                                  absent if db is None else db, m, n, k, of_inputs, ctx.relu, ctx.bias,
-                                                 bm, bn, bk, PRECISION)
+                                                 PRECISION=PRECISION, **how)
         return dx, dw, db, None
 
 

@@ -1,4 +1,4 @@
-"""Convolution, ReLU and 2×2 pooling as one CUDA kernel forward; three backward, two where the input needs no gradient.
+"""Convolution, ReLU and 2×2 pooling as one CUDA kernel forward; three or four backward, two where the input needs no gradient.
 
 Few channels leave cuDNN's kernels with a handful of blocks: 287 µs for the weights' gradient of MOON's first layer. Here the products
 run over blocks of positions, sums over positions are cut into pieces and added in a fixed order, and the map before the pooling is never
@@ -21,105 +21,134 @@ except ImportError:
 
 MOST_CHANNELS, LONGEST = 64, 1024            # channels that come out; numbers that one output is a sum of: beyond these cuDNN is better
 PRECISION = "tf32x3"                         # three products of tensor cores: as exact as float32
-PIECES = 264                                 # programs to cut a sum over positions into: two for each of the GPU's processors
+BY_CUDNN = 512                               # numbers of a patch beyond which cuDNN makes the inputs' gradient
+PIECES = 132                                 # programs to cut a sum over positions into: one for each of the GPU's processors
 
 if triton is not None:
     @triton.jit
-    def _windows(m, M, PH, PW, PAD: tl.constexpr, BM: tl.constexpr):
-        """Four rows for each pooled position of m: sample, corner of the patch, and whether the row exists."""
-        r = tl.arange(0, 4 * BM)
-        at = m + r // 4
-        n, rest = at // (PH * PW), at % (PH * PW)
-        top = 2 * (rest // PW) + (r % 4) // 2 - PAD
-        left = 2 * (rest % PW) + r % 2 - PAD
-        return n, top, left, at < M
-
-    @triton.jit
-    def _patches(x, n, top, left, here, k, C, H, W, KT, SIDE: tl.constexpr, PAD: tl.constexpr):
-        """Numbers k of the patches: rows × k."""
-        c, kh, kw = k // (SIDE * SIDE), (k // SIDE) % SIDE, k % SIDE
-        h, w = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
-        mask = here[:, None] & (k < KT)[None, :]
+    def _patches(x, m, k, M, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, P: tl.constexpr,
+                 PAD: tl.constexpr):
+        """Numbers k of the patches under the pooled positions m: rows × k. A patch is P = side + 1 wide, so it holds all four windows."""
+        n, top, left = m // (PH * PW), 2 * ((m // PW) % PH) - PAD, 2 * (m % PW) - PAD
+        c, h, w = k // (P * P), top[:, None] + ((k // P) % P)[None, :], left[:, None] + (k % P)[None, :]
+        mask = (m < M)[:, None] & (c < C)[None, :]
         if PAD > 0:
             mask &= (h >= 0) & (h < H) & (w >= 0) & (w < W)
         return tl.load(x + ((n * C)[:, None] + c[None, :]) * (H * W) + h * W + w, mask=mask, other=0.0)
 
     @triton.jit
-    def _forward(x, weight, bias, out, place, M, C, H, W, PH, PW, CO, KT, BIAS: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-        m0 = tl.program_id(0) * BM
-        n, top, left, here = _windows(m0, M, PH, PW, PAD, BM)
-        co = tl.program_id(1) * BN + tl.arange(0, BN)
-        total = tl.zeros((4 * BM, BN), tl.float32)
-        for start in range(0, KT, BK):
+    def _forward(x, weight, bias, out, place, M, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+                 CO: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 BK: tl.constexpr, PRECISION: tl.constexpr):
+        """Columns are channels × the four positions of a window, whose weights stand in the patch one to the right or below each other."""
+        P: tl.constexpr = SIDE + 1
+        m, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+        total = tl.zeros((BM, BN), tl.float32)
+        for start in range(0, C * P * P, BK):
             k = start + tl.arange(0, BK)
-            cols = tl.load(weight + co[None, :] * KT + k[:, None], mask=(co < CO)[None, :] & (k < KT)[:, None], other=0.0)
-            total = tl.dot(_patches(x, n, top, left, here, k, C, H, W, KT, SIDE, PAD), cols, total, input_precision=PRECISION)
-        four = tl.reshape(total, (BM, 4, BN))
-        largest = tl.max(four, 1)
-        which = tl.min(tl.where(four == largest[:, None, :], tl.arange(0, 4)[None, :, None], 4), 1)       # the first, as PyTorch has it
+            kh, kw = ((k // P) % P)[:, None] - ((j % 4) // 2)[None, :], (k % P)[:, None] - (j % 2)[None, :]
+            mask = (k < C * P * P)[:, None] & (j < 4 * CO)[None, :] & (kh >= 0) & (kh < SIDE) & (kw >= 0) & (kw < SIDE)
+            source = ((j // 4 * C)[None, :] + (k // (P * P))[:, None]) * (SIDE * SIDE) + kh * SIDE + kw
+            cols = tl.load(weight + source, mask=mask, other=0.0)
+            total = tl.dot(_patches(x, m, k, M, C, H, W, PH, PW, P, PAD), cols, total, input_precision=PRECISION)
+        four = tl.reshape(total, (BM, BN // 4, 4))
+        largest = tl.max(four, 2)
+        which = tl.min(tl.where(four == largest[:, :, None], tl.arange(0, 4)[None, None, :], 4), 2)       # the first, as PyTorch has it
+        co = tl.program_id(1) * (BN // 4) + tl.arange(0, BN // 4)
         if BIAS:
             largest += tl.load(bias + co, mask=co < CO, other=0.0)[None, :]
-        m = m0 + tl.arange(0, BM)
+        target = ((m // (PH * PW) * CO)[:, None] + co[None, :]) * (PH * PW) + (m % (PH * PW))[:, None]
         mask = (m < M)[:, None] & (co < CO)[None, :]
-        target = ((m // (PH * PW)) * CO)[:, None] * (PH * PW) + co[None, :] * (PH * PW) + (m % (PH * PW))[:, None]
         tl.store(out + target, tl.where(largest < 0.0, 0.0, largest), mask=mask)
         tl.store(place + target, tl.where(largest > 0.0, which, 4).to(tl.uint8), mask=mask)
 
     @triton.jit
-    def _weights(x, grad, place, part, M, C, H, W, PH, PW, CO, KT, rows, length, SIDE: tl.constexpr, PAD: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-        """A piece of the sum over positions: dW[co, k] = Σ g·patch, and after all of them db[co] = Σ g."""
+    def _weights(x, grad, place, part, M, rows, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+                 CO: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                 PRECISION: tl.constexpr):
+        """A piece of the sums over positions, of gradients × patches for each channel and position in the window; then of the gradients."""
+        P: tl.constexpr = SIDE + 1
         piece = tl.program_id(0)
-        k = tl.program_id(1) * BK + tl.arange(0, BK)
-        co = tl.program_id(2) * BN + tl.arange(0, BN)
+        k, j = tl.program_id(1) * BK + tl.arange(0, BK), tl.program_id(2) * BN + tl.arange(0, BN)
         total, sums = tl.zeros((BN, BK), tl.float32), tl.zeros((BN,), tl.float32)
         for start in range(piece * rows, tl.minimum((piece + 1) * rows, M), BM):
-            n, top, left, here = _windows(start, M, PH, PW, PAD, BM)
-            r = tl.arange(0, 4 * BM)
-            at = start + r // 4
-            mask = here[:, None] & (co < CO)[None, :]
-            source = ((at // (PH * PW)) * CO)[:, None] * (PH * PW) + co[None, :] * (PH * PW) + (at % (PH * PW))[:, None]
-            chosen = tl.load(place + source, mask=mask, other=4).to(tl.int32) == (r % 4)[:, None]
+            m = start + tl.arange(0, BM)
+            source = ((m // (PH * PW) * CO)[:, None] + (j // 4)[None, :]) * (PH * PW) + (m % (PH * PW))[:, None]
+            mask = (m < M)[:, None] & (j < 4 * CO)[None, :]
+            chosen = tl.load(place + source, mask=mask, other=4).to(tl.int32) == (j % 4)[None, :]
             g = tl.where(chosen, tl.load(grad + source, mask=mask, other=0.0), 0.0)
-            patches = _patches(x, n, top, left, here, k, C, H, W, KT, SIDE, PAD)
-            total = tl.dot(tl.trans(g), patches, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(g), _patches(x, m, k, M, C, H, W, PH, PW, P, PAD), total, input_precision=PRECISION)
             sums += tl.sum(g, 0)
-        part += piece * length
-        tl.store(part + co[:, None] * KT + k[None, :], total, mask=(co < CO)[:, None] & (k < KT)[None, :])
+        part += piece * (4 * CO * (C * P * P + 1))
+        tl.store(part + j[:, None] * (C * P * P) + k[None, :], total, mask=(j < 4 * CO)[:, None] & (k < C * P * P)[None, :])
         if tl.program_id(1) == 0:
-            tl.store(part + CO * KT + co, sums, mask=co < CO)
+            tl.store(part + 4 * CO * C * P * P + j, sums, mask=j < 4 * CO)
 
     @triton.jit
-    def _add_pieces(part, out, pieces, length, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    def _add_weights(part, out, pieces, C: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+        """Over pieces and the four positions of a window; after the weights' gradient comes the bias's."""
+        P: tl.constexpr = SIDE + 1
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        weights = CO * C * SIDE * SIDE
+        co, c, kh, kw = i // (C * SIDE * SIDE), (i // (SIDE * SIDE)) % C, (i // SIDE) % SIDE, i % SIDE
+        total = tl.zeros((BLOCK,), tl.float32)
+        for s in tl.static_range(4):
+            here = (co * 4 + s) * (C * P * P) + c * (P * P) + (kh + s // 2) * P + kw + s % 2
+            here = tl.where(i < weights, here, 4 * CO * C * P * P + (i - weights) * 4 + s)
+            for start in range(0, pieces, AT_ONCE):
+                p = start + tl.arange(0, AT_ONCE)
+                mask = (p < pieces)[:, None] & (i < weights + CO)[None, :]
+                total += tl.sum(tl.load(part + p[:, None] * (4 * CO * (C * P * P + 1)) + here[None, :], mask=mask, other=0.0), 0)
+        tl.store(out + i, total, mask=i < weights + CO)
+
+    @triton.jit
+    def _inputs(grad, place, weight, part, M, length, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+                CO: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr, V: tl.constexpr,
+                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+        """Rows are 2×2 blocks of the input, columns its channels × the block's four positions, and sums run over channels that come out,
+        V×V windows from FIRST on around the block, and the four positions of a window.
+        """
+        high: tl.constexpr = (H + 1) // 2
+        wide: tl.constexpr = (W + 1) // 2
+        m, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+        n, a, b = m // (high * wide), (m // wide) % high, m % wide
+        first = tl.program_id(2) * CHANNELS
+        end = tl.minimum(first + CHANNELS, CO) * (4 * V * V)
+        total = tl.zeros((BM, BN), tl.float32)
+        for start in range(first * (4 * V * V), end, BK):
+            k = start + tl.arange(0, BK)
+            co, vy, vx, s = k // (4 * V * V), (k // (4 * V)) % V + FIRST, (k // 4) % V + FIRST, k % 4
+            ph, pw = a[:, None] + vy[None, :], b[:, None] + vx[None, :]
+            mask = (m < M)[:, None] & (k < end)[None, :] & (ph >= 0) & (ph < PH) & (pw >= 0) & (pw < PW)
+            source = ((n * CO)[:, None] + co[None, :]) * (PH * PW) + ph * PW + pw
+            chosen = tl.load(place + source, mask=mask, other=4).to(tl.int32) == s[None, :]
+            g = tl.where(chosen, tl.load(grad + source, mask=mask, other=0.0), 0.0)
+            kh = ((j % 4) // 2)[None, :] + PAD - (2 * vy + s // 2)[:, None]
+            kw = (j % 2)[None, :] + PAD - (2 * vx + s % 2)[:, None]
+            mask = (k < end)[:, None] & (j < 4 * C)[None, :] & (kh >= 0) & (kh < SIDE) & (kw >= 0) & (kw < SIDE)
+            cols = tl.load(weight + ((co * C)[:, None] + (j // 4)[None, :]) * (SIDE * SIDE) + kh * SIDE + kw, mask=mask, other=0.0)
+            total = tl.dot(g, cols, total, input_precision=PRECISION)
+        h, w = 2 * a[:, None] + ((j % 4) // 2)[None, :], 2 * b[:, None] + (j % 2)[None, :]
+        target = ((n * C)[:, None] + (j // 4)[None, :]) * (H * W) + h * W + w
+        tl.store(part + tl.program_id(2) * length + target, total, mask=(m < M)[:, None] & (j < 4 * C)[None, :] & (h < H) & (w < W))
+
+    @triton.jit
+    def _unpool(grad, place, out, length, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):
+        """The gradient before ReLU and pooling, on maps of H×W."""
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        maps, h, w = i // (H * W), (i // W) % H, i % W
+        mask = (i < length) & (h < 2 * PH) & (w < 2 * PW)
+        source = (maps * PH + h // 2) * PW + w // 2
+        chosen = tl.load(place + source, mask=mask, other=4).to(tl.int32) == (h % 2) * 2 + w % 2
+        tl.store(out + i, tl.where(chosen, tl.load(grad + source, mask=mask, other=0.0), 0.0), mask=i < length)
+
+    @triton.jit
+    def _add_inputs(part, out, pieces, length, BLOCK: tl.constexpr):
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, pieces, AT_ONCE):
-            p = start + tl.arange(0, AT_ONCE)
-            mask = (p < pieces)[:, None] & (i < length)[None, :]
-            total += tl.sum(tl.load(part + p[:, None] * length + i[None, :], mask=mask, other=0.0), 0)
+        for p in range(pieces):
+            total += tl.load(part + p * length + i, mask=i < length, other=0.0)
         tl.store(out + i, total, mask=i < length)
-
-    @triton.jit
-    def _inputs(grad, place, weight, dx, M, C, H, W, PH, PW, CO, SIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-        """dx[n, c, h, w] = Σ over co, kh, kw of the gradient at (h + pad − kh, w + pad − kw) times the weight."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        c = tl.program_id(1) * BN + tl.arange(0, BN)
-        n, h, w = m // (H * W), (m // W) % H, m % W
-        total = tl.zeros((BM, BN), tl.float32)
-        for start in range(0, CO * SIDE * SIDE, BK):
-            k = start + tl.arange(0, BK)
-            co, kh, kw = k // (SIDE * SIDE), (k // SIDE) % SIDE, k % SIDE
-            oh, ow = h[:, None] + PAD - kh[None, :], w[:, None] + PAD - kw[None, :]
-            mask = (m < M)[:, None] & (co < CO)[None, :] & (oh >= 0) & (oh < 2 * PH) & (ow >= 0) & (ow < 2 * PW)
-            source = ((n * CO)[:, None] + co[None, :]) * (PH * PW) + (oh // 2) * PW + ow // 2
-            chosen = tl.load(place + source, mask=mask, other=4).to(tl.int32) == (oh % 2) * 2 + ow % 2
-            g = tl.where(chosen, tl.load(grad + source, mask=mask, other=0.0), 0.0)
-            cols = tl.load(weight + ((co * C)[:, None] + c[None, :]) * (SIDE * SIDE) + (kh * SIDE + kw)[:, None],
-                           mask=(co < CO)[:, None] & (c < C)[None, :], other=0.0)
-            total = tl.dot(g, cols, total, input_precision=PRECISION)
-        tl.store(dx + ((n * C)[:, None] + c[None, :]) * (H * W) + (m % (H * W))[:, None], total, mask=(m < M)[:, None] & (c < C)[None, :])
 
 
 def usable(x: Tensor, conv: nn.Conv2d) -> bool:
@@ -133,7 +162,24 @@ def usable(x: Tensor, conv: nn.Conv2d) -> bool:
 
 def _columns(n: int) -> int:
     """Columns of a block: tensor cores want sixteen or more."""
-    return max(16, min(32, triton.next_power_of_2(n)))
+    return max(16, min(64, triton.next_power_of_2(4 * n)))
+
+
+# How work is cut into blocks, found by trying on an H200 (benchmarks/kernels_stage.py): a handful of positions leaves most of the GPU
+# idle, so blocks are small where there are few.
+
+def forward_blocks(positions: int, channels_out: int, numbers: int) -> dict[str, int]:
+    few = positions <= 1 << 12
+    columns = 32 if few and channels_out > 32 else _columns(channels_out)
+    return {"BM": 16 if few else 32, "BN": columns, "BK": 64 if few else 32, "num_warps": 4}
+
+
+def weights_blocks(positions: int, channels_out: int, numbers: int) -> dict[str, int]:
+    return {"BM": 32, "BN": 32, "BK": 128 if numbers > 512 else 64, "num_warps": 4}
+
+
+def inputs_blocks(blocks: int, channels_in: int) -> dict[str, int]:
+    return {"BM": 16, "BN": _columns(channels_in), "BK": 32, "num_warps": 4}
 
 
 class _Stage(torch.autograd.Function):
@@ -142,13 +188,14 @@ class _Stage(torch.autograd.Function):
         n, c, height, width = x.shape
         co, side = len(w), w.shape[2]
         ph, pw = (height + 2 * pad - side + 1) // 2, (width + 2 * pad - side + 1) // 2
-        m, kt = n * ph * pw, c * side * side
+        m = n * ph * pw
         out, place = x.new_empty(n, co, ph, pw), torch.empty((n, co, ph, pw), dtype=torch.uint8, device=x.device)
-        bm, bn, bk = 8 if m <= 1 << 12 else 32, _columns(co), 64 if kt >= 64 else 32
+        how = forward_blocks(m, co, c * side * side)
         with torch.cuda.device_of(x):
-            _forward[(triton.cdiv(m, bm), triton.cdiv(co, bn))](x, w, w if b is None else b, out, place, m, c, height, width, ph, pw,
-                                                                co, kt, b is not None, side, pad, bm, bn, bk, PRECISION)
-        ctx.shape, ctx.bias = (m, c, height, width, ph, pw, co, kt, side, pad), b is not None
+            _forward[(triton.cdiv(m, how["BM"]), triton.cdiv(4 * co, how["BN"]))](
+                x, w, w if b is None else b, out, place, m, c, height, width, ph, pw, co, side, pad, b is not None,
+                PRECISION=PRECISION, **how)
+        ctx.shape, ctx.bias = (m, c, height, width, ph, pw, co, side, pad), b is not None
         ctx.save_for_backward(x, w, place)
         return out
 
@@ -167,30 +214,42 @@ class _Stage(torch.autograd.Function):
 
 
 def _weights_gradient(x: Tensor, g: Tensor, place: Tensor, w: Tensor, m: int, c: int, height: int, width: int, ph: int, pw: int, co: int,
-                      kt: int, side: int, pad: int) -> tuple[Tensor, Tensor]:
-    length = co * kt + co
-    bm, bn, bk = 16, _columns(co), _columns(kt)
-    blocks = triton.cdiv(kt, bk) * triton.cdiv(co, bn)
-    rows = triton.cdiv(triton.cdiv(m, max(1, PIECES // blocks)), bm) * bm
+                      side: int, pad: int) -> tuple[Tensor, Tensor]:
+    numbers = c * (side + 1) ** 2
+    how = weights_blocks(m, co, numbers)
+    wide, high = triton.cdiv(numbers, how["BK"]), triton.cdiv(4 * co, how["BN"])
+    rows = triton.cdiv(triton.cdiv(m, max(1, PIECES // (wide * high))), how["BM"]) * how["BM"]
     pieces = triton.cdiv(m, rows)
-    part = x.new_empty(pieces, length)
-    _weights[(pieces, triton.cdiv(kt, bk), triton.cdiv(co, bn))](x, g, place, part, m, c, height, width, ph, pw, co, kt, rows, length,
-                                                                  side, pad, bm, bn, bk, PRECISION)
-    if pieces > 1:
-        out = x.new_empty(length)
-        _add_pieces[(triton.cdiv(length, 128),)](part, out, pieces, length, 128, 16)
-    else:
-        out = part[0]
-    return out[: co * kt].view(w.shape), out[co * kt:]
+    part, out = x.new_empty(pieces, 4 * co * (numbers + 1)), x.new_empty(w.numel() + co)
+    _weights[(pieces, wide, high)](x, g, place, part, m, rows, c, height, width, ph, pw, co, side, pad, PRECISION=PRECISION, **how)
+    at_once = triton.next_power_of_2(pieces)
+    block = max(8, min(256, (1 << 11) // at_once))
+    _add_weights[(triton.cdiv(len(out), block),)](part, out, pieces, c, co, side, block, at_once)
+    return out[: w.numel()].view(w.shape), out[w.numel():]
 
 
 def _inputs_gradient(x: Tensor, g: Tensor, place: Tensor, w: Tensor, m: int, c: int, height: int, width: int, ph: int, pw: int, co: int,
-                     kt: int, side: int, pad: int) -> Tensor:
+                     side: int, pad: int) -> Tensor:
+    if c * side * side > BY_CUDNN:
+        high, wide = height + 2 * pad - side + 1, width + 2 * pad - side + 1
+        dense = x.new_empty(len(x), co, high, wide)
+        _unpool[(triton.cdiv(dense.numel(), 512),)](g, place, dense, dense.numel(), ph, pw, high, wide, 512)
+        return torch.ops.aten.convolution_backward(dense, x, w, None, [1, 1], [pad, pad], [1, 1], False, [0, 0], 1, [True, False, False])[0]
+    blocks = len(x) * triton.cdiv(height, 2) * triton.cdiv(width, 2)
+    first = (pad - side + 1) // 2                            # windows that a 2×2 block of the input lies under, counted from its own
+    windows = (pad + 1) // 2 - first + 1
+    how = inputs_blocks(blocks, c)
+    grid = triton.cdiv(blocks, how["BM"]), triton.cdiv(4 * c, how["BN"])
+    pieces = max(1, min(co // 8, PIECES // (grid[0] * grid[1])))
+    channels = triton.cdiv(co, pieces)
+    pieces = triton.cdiv(co, channels)
+    part = x.new_empty(pieces, *x.shape)
+    _inputs[(*grid, pieces)](g, place, w, part, blocks, x.numel(), c, height, width, ph, pw, co, side, pad, channels, first, windows,
+                             PRECISION=PRECISION, **how)
+    if pieces == 1:
+        return part[0]
     dx = torch.empty_like(x)
-    positions = len(x) * height * width
-    bm, bn = 32 if positions <= 1 << 13 else 64, _columns(c)
-    _inputs[(triton.cdiv(positions, bm), triton.cdiv(c, bn))](g, place, w, dx, positions, c, height, width, ph, pw, co, side, pad,
-                                                               bm, bn, 64, PRECISION)
+    _add_inputs[(triton.cdiv(x.numel(), 512),)](part, dx, pieces, x.numel(), 512)
     return dx
 
 
