@@ -156,3 +156,44 @@ def test_host_generators_are_keyed():
     assert a.random() == rng.host(rng.key(1, "a")).random()
     assert a.random() != b.random()
     assert 0 <= rng.seed_torch(rng.key(5, "x")) < 2**63
+
+
+# ---- several draws at once -------------------------------------------------------------------------------------------
+
+@given(seeds, st.integers(0, 40), st.integers(1, 4))
+def test_shuffles_are_the_permutations_of_their_keys(seed, n, count):
+    keys = rng.keys(seed, "s", each=range(count))
+    assert torch.equal(rng.shuffles(keys, n), torch.stack([rng.bits(k, n).argsort() for k in keys]))
+    assert rng.shuffles(keys, n).dtype == torch.int64
+
+
+def test_long_permutations_sort_their_draws():
+    key = rng.key(3, "long")
+    assert torch.equal(rng.permutation(key, 5000), rng.bits(key, 5000).argsort())
+
+
+def test_draws_that_differ_in_low_bits_alone_are_still_in_order(monkeypatch):
+    # four draws that agree in all but the two bits their places would ride in: 3, 1, 2, 0 sort to places 3, 1, 2, 0
+    monkeypatch.setattr(rng, "_draw_array", lambda keys, n: np.array([[64 + 3, 64 + 1, 64 + 2, 64]]))
+    assert rng.shuffles(rng.key(0)[None], 4).tolist() == [[3, 1, 2, 0]]
+
+
+@given(seeds, st.integers(-(2**63), 2**63 - 1))
+def test_keys_from_the_host_are_those_of_tensors(seed, number):
+    key = rng.key(seed, "w")
+    assert torch.equal(rng.fold(key, number), rng._mix(key * rng._GOLDEN + number))
+
+
+@pytest.mark.parametrize("n", [1, 7, 1 << 15, (1 << 15) + 1])
+def test_bits_from_numpy_are_those_of_torch(n):
+    key = rng.key(1, "bits")
+    assert torch.equal(rng.bits(key, n), rng._mix(key + (torch.arange(n) + 1) * rng._GOLDEN))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 50, 5000, 70000])
+def test_shuffles_on_a_gpu_are_those_of_the_host(n):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    keys = rng.keys(9, "gpu", each=range(3))
+    assert torch.equal(rng.shuffles(keys.cuda(), n).cpu(), rng.shuffles(keys, n))

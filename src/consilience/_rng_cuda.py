@@ -33,21 +33,28 @@ if triton is not None:
         return (((x >> 41) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07
 
     @triton.jit
+    def fold_with(key, number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
+        """`rng.fold`, for kernels that make keys for themselves."""
+        return _mix(key * GOLDEN + number, MIX_1, MIX_2)
+
+    @triton.jit
     def _fold_kernel(key, number, out, host_number, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr,
                      ON_DEVICE: tl.constexpr):
         add = host_number
         if ON_DEVICE:
             add = tl.load(number)
-        tl.store(out, _mix(tl.load(key) * GOLDEN + add, MIX_1, MIX_2))
+        tl.store(out, fold_with(tl.load(key), add, GOLDEN, MIX_1, MIX_2))
 
     @triton.jit
     def _bits_kernel(key, out, n, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr, UNIFORM: tl.constexpr,
                      BLOCK: tl.constexpr):
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        own = tl.program_id(1)                               # which of the keys
+        seed, to = tl.load(key + own), out + own.to(tl.int64) * n + i
         if UNIFORM:
-            tl.store(out + i, uniform_at(tl.load(key), i, GOLDEN, MIX_1, MIX_2), mask=i < n)
+            tl.store(to, uniform_at(seed, i, GOLDEN, MIX_1, MIX_2), mask=i < n)
         else:
-            tl.store(out + i, _mix(tl.load(key) + (i + 1) * GOLDEN, MIX_1, MIX_2), mask=i < n)
+            tl.store(to, _mix(seed + (i + 1) * GOLDEN, MIX_1, MIX_2), mask=i < n)
 
 
 def usable(key: Tensor) -> bool:
@@ -64,10 +71,11 @@ def fold(key: Tensor, number: int | Tensor, constants: tuple[int, int, int]) -> 
 
 
 def draw(key: Tensor, n: int, uniform: bool, constants: tuple[int, int, int]) -> Tensor:
+    """n numbers for a key; a row of them for each of several keys."""
     golden, mix_1, mix_2 = constants
-    out = torch.empty(n, dtype=torch.float32 if uniform else torch.int64, device=key.device)
-    if n:
-        grid: Any = ((n + BLOCK - 1) // BLOCK,)
+    out = torch.empty((*key.shape, n), dtype=torch.float32 if uniform else torch.int64, device=key.device)
+    if out.numel():
+        grid: Any = ((n + BLOCK - 1) // BLOCK, key.numel())
         with torch.cuda.device(key.device):
             _bits_kernel[grid](key, out, n, golden, mix_1, mix_2, uniform, BLOCK)
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ def _signed(x: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 HASH_CONSTANTS = (_GOLDEN, _MIX_1, _MIX_2)
+_ALL = 1 << 64
+_GOLDEN_U, _MIX_1U, _MIX_2U = (np.uint64(c % _ALL) for c in HASH_CONSTANTS)
+_U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_SMALL = 1 << 15              # draws up to this size are made by NumPy, larger ones by torch and its threads
 
 
 def _shift(x: Tensor, n: int) -> Tensor:
@@ -46,10 +51,46 @@ def _number(words: Sequence[str | int]) -> int:
     return _signed(h)
 
 
+def _mix_int(x: int) -> int:
+    """`_mix` of one number that the host knows: a tenth of the time that tensors of one element take."""
+    x %= _ALL
+    x = (x ^ (x >> 30)) * _MIX_1 % _ALL
+    x = (x ^ (x >> 27)) * _MIX_2 % _ALL
+    return _signed(x ^ (x >> 31))
+
+
+def _mix_array(x: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """`_mix` in place, for numbers on the host."""
+    x ^= x >> _U30
+    x *= _MIX_1U
+    x ^= x >> _U27
+    x *= _MIX_2U
+    x ^= x >> _U31
+    return x.view(np.int64)
+
+
+def _draw_array(keys: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """bits(keys[i], n) for every i, on the host."""
+    steps = np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN_U
+    return _mix_array(keys.view(np.uint64)[..., None] + steps)
+
+
+def _readable(key: Tensor) -> bool:
+    """Whether the host can read a single key at once: it lies there, and no vmap stands before it."""
+    return key.dim() == 0 and key.device.type == "cpu" and not torch._C._functorch.is_batchedtensor(key)
+
+
+def number(*words: str | int) -> int:
+    """What `key` folds in for these words, for kernels that make keys for themselves."""
+    return _number(words)
+
+
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (an int, or an int64 tensor)."""
     if _rng_cuda.usable(key):
         return _rng_cuda.fold(key, number, HASH_CONSTANTS)
+    if isinstance(number, int) and _readable(key):
+        return torch.tensor(_mix_int(int(key.numpy()) * _GOLDEN + number), dtype=torch.int64)
     return _mix(key * _GOLDEN + number)
 
 
@@ -63,6 +104,8 @@ def bits(key: Tensor, n: int) -> Tensor:
     """n int64 with all 64 bits random."""
     if _rng_cuda.usable(key):
         return _rng_cuda.draw(key, n, False, HASH_CONSTANTS)
+    if n <= _SMALL and _readable(key):
+        return torch.from_numpy(_draw_array(key.numpy(), n))
     return _mix(key + (torch.arange(n, device=key.device) + 1) * _GOLDEN)
 
 
@@ -90,13 +133,29 @@ def integers(key: Tensor, below: int | Tensor, shape: Sequence[int]) -> Tensor:
 
 def permutation(key: Tensor, n: int) -> Tensor:
     """0 … n − 1 in random order."""
-    return bits(key, n).argsort()
+    return shuffles(key[None], n)[0] if n > 1024 and key.device.type == "cpu" else bits(key, n).argsort()
 
 
 def keys(base: int | Tensor, *words: str | int, each: Iterable[str | int]) -> Tensor:
     """key(base, *words, e) for every e, as one tensor."""
     start = base if isinstance(base, Tensor) else torch.tensor(base, dtype=torch.int64)
     return fold(start, torch.tensor([_number((*words, e)) for e in each], dtype=torch.int64))
+
+
+def shuffles(keys: Tensor, n: int) -> Tensor:
+    """permutation(keys[i], n) for every i: (keys, n). Where the keys lie, so on a GPU when they do."""
+    if keys.device.type != "cpu":
+        drawn = (_rng_cuda.draw(keys, n, False, HASH_CONSTANTS) if _rng_cuda.usable(keys)
+                 else _mix(keys[:, None] + (torch.arange(n, device=keys.device) + 1) * _GOLDEN))
+        return drawn.argsort(dim=1, stable=True)
+    draws = _draw_array(keys.numpy(), n)
+    # Numbers are sorted faster than their places, so the places ride along in the lowest bits. Should two draws differ in nothing but
+    # those, the whole draws decide.
+    low = np.int64((1 << max(n - 1, 0).bit_length()) - 1)
+    packed = np.sort((draws & ~low) | np.arange(n), axis=1)
+    if n > 1 and not (((packed[:, 1:] ^ packed[:, :-1]) & ~low) != 0).all():
+        return torch.from_numpy(draws).argsort(dim=1, stable=True)
+    return torch.from_numpy(packed & low)
 
 
 def permutations(keys: Tensor, sizes: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +114,25 @@ def test_evaluation_batches_cover_everything_in_order():
     rows = torch.arange(20)
     assert [len(x) for x, _ in s.batches(rows)] == [7, 7, 6]
     assert torch.equal(torch.cat([y for _, y in s.batches(rows)]), s.y[:20])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", [{"epochs": 3, "last_batch": "keep"}, {"steps": 700}, {"steps": 700, "sampling": "replacement"}])
+def test_orders_drawn_on_a_gpu_are_those_of_the_host(policy):
+    """Long ones are drawn there, short ones on the host; both are the same."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    for size in (30, 5003):
+        here = samples(size, batch=10, **policy)
+        population = replace(tiny_population((50,)), rows=here.rows.table.rows[None].unbind())
+        there = Samples(population, here.policy, False, 0.0, torch.device("cuda"))
+        orders = [s.order(0, 2, s.schedule(0, [MAIN])).cpu() for s in (here, there)]
+        assert torch.equal(*orders)
+
+
+def test_an_order_is_that_of_single_permutations():
+    """Epoch e is own[permutation(key(e))], cut into batches; what a last batch leaves over is the first sample."""
+    s = samples(7, batch=3, epochs=2, last_batch="keep")
+    own, key = s.rows[0].train, rng.key(s.policy.seed, "order", 0, 4, "main")
+    epochs = [torch.cat([own[rng.permutation(rng.key(key, e), 7)], own[:1], own[:1]]).reshape(3, 3) for e in range(2)]
+    assert torch.equal(s.order(0, 4, s.schedule(0, [MAIN])), torch.cat(epochs))

@@ -258,3 +258,38 @@ def test_a_captured_transform_equals_the_cpu(text):
         key.copy_(rng.key(seed))
         graph.replay()
         torch.testing.assert_close(out.cpu(), transform(data.x, data.y, rng.key(seed))[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("text", ["none", "normalise", "crop+flip+normalise", "crop(pad=2, mode=reflect)+normalise", "flip(p=0.3)"])
+def test_picking_a_batch_in_one_kernel(text, channels_last):
+    """Rows by the counter, their labels, the transform with the step's key: inside a CUDA graph what the CPU gives in pieces."""
+    data = dataset()
+    transform = transforms.make(text, data)
+    index, key = rng.integers(rng.key(1), len(data.x), (4, 6)), rng.key(2, "slot")
+    x, y, there, seed, counter = data.x.cuda(), data.y.cuda(), index.cuda(), key.cuda(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    pick = lambda: transform.gather(x, y, there, counter, 5, seed, channels_last)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        pick()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, labels = pick()
+    for step in (3, 1):
+        counter.fill_(step)
+        graph.replay()
+        rows = index[step][:5]
+        wanted, wanted_labels = transform(data.x[rows], data.y[rows], rng.key(rng.fold(key, step), "transform"))
+        torch.testing.assert_close(out.cpu(), wanted, rtol=1e-6, atol=1e-6)
+        assert torch.equal(labels.cpu(), wanted_labels.long())
+        assert not channels_last or out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_the_kernel_does_not_know_is_picked_in_pieces():
+    data = dataset()
+    rows, counter = torch.arange(4)[None], torch.zeros(1, dtype=torch.int64)
+    for text in ("none", "crop+flip+normalise", "rotation(degrees=20)"):
+        assert transforms.make(text, data).gather(data.x, data.y, rows, counter, 4, rng.key(0), False) is None

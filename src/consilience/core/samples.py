@@ -15,6 +15,7 @@ from .policy import Policy
 from .population import Population, RowTable
 
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
+ON_DEVICE = 4096                              # orders of at least so many samples are drawn on the GPU that holds the data
 
 
 class Rows(NamedTuple):
@@ -53,6 +54,7 @@ class Samples:
         self.policy, self.device, self.transform = policy, device, population.transform
         self.x, self.y = population.x.to(device), population.y.to(device)
         self.rows = ClientRows(RowTable.of([population.table.rows]) if pooled else population.table, policy.seed, share_held)
+        self._gather, self._first = getattr(population.transform, "gather", None), torch.zeros(1, dtype=torch.int64, device=device)
         self.smallest = 1                     # smallest batch that the model and the parts can work with
 
     def __len__(self) -> int:
@@ -65,6 +67,10 @@ class Samples:
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples transformed as in evaluation."""
         rows = tree.to(rows, self.device)
+        if self._gather is not None:                  # in one kernel, where transform and samples allow it
+            picked = self._gather(self.x, self.y, rows[None], self._first, len(rows), None, self.policy.layout == "channels_last")
+            if picked is not None:
+                return picked
         x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
         if self.policy.layout == "channels_last" and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -108,6 +114,8 @@ class Samples:
     def order(self, number: int, round_number: int, schedule: Schedule) -> Tensor:
         """(steps, batch): the rows of samples of every step. What a smaller last batch leaves over is padding, never read."""
         own = self.rows[number].train
+        if self.device.type == "cuda" and sum(len(sizes) for _, sizes in schedule) * self.policy.batch >= ON_DEVICE:
+            own = tree.to(own, self.device)                     # the same numbers, drawn and sorted there
         orders = [_draw_order(own, sizes, self.policy, rng.key(self.policy.seed, "order", number, round_number, phase.name))
                   for phase, sizes in schedule]
         return torch.cat(orders) if orders else own.new_zeros((0, self.policy.batch))
@@ -124,13 +132,15 @@ def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
 
 def _draw_order(own: Tensor, sizes: list[int], policy: Policy, key: Tensor) -> Tensor:
     steps, batch = len(sizes), policy.batch
-    if policy.sampling == "replacement":
-        return own[rng.integers(key, max(len(own), 1), (steps, batch))] if steps else own.new_zeros((0, batch))
     if not steps:
         return own.new_zeros((0, batch))
+    if policy.sampling == "replacement":
+        return own[rng.integers(tree.to(key, own.device), max(len(own), 1), (steps, batch))]
     full = len(own) // batch
     per_epoch = full + (1 if steps > full and sizes[full] < batch else 0)
     epochs = -(-steps // per_epoch)
-    padding = own[:1].expand(batch)
-    orders = [torch.cat([own[rng.permutation(rng.key(key, e), len(own))], padding])[: per_epoch * batch] for e in range(epochs)]
-    return torch.cat(orders).reshape(-1, batch)[:steps]
+    orders = own[rng.shuffles(tree.to(rng.keys(key, each=range(epochs)), own.device), len(own))][:, : per_epoch * batch]
+    missing = per_epoch * batch - orders.shape[1]
+    if missing:
+        orders = torch.cat([orders, own[:1].expand(epochs, missing)], 1)
+    return orders.reshape(-1, batch)[:steps]

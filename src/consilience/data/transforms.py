@@ -23,6 +23,8 @@ from .dataset import Dataset
 from .federated import as_float
 from .shifts import split_plus
 
+WORD = "transform"               # of the keys that steps draw with, made once by a training step and once more here
+
 
 @dataclass(frozen=True)
 class Step(abc.ABC):
@@ -237,10 +239,12 @@ class Pipeline:
         return (crop, flip, normalise) if fits else None
 
     def __call__(self, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.usual is not None and _transforms_cuda.usable(x):
-            return self._fused(x, key, *self.usual), y
+        fused = self.fused(key is not None)
+        if fused is not None and _transforms_cuda.usable(x):
+            own = rng.key(key, WORD) if key is not None and fused.draws else x        # without a draw nobody looks at it
+            return _transforms_cuda.run(x, own, fused), y
         numbers = sum(s.draws for s in self.steps) if key is not None else 0
-        u = rng.uniform(rng.key(key, "transform"), (numbers, len(x))) if key is not None and numbers else x.new_zeros(0)
+        u = rng.uniform(rng.key(key, WORD), (numbers, len(x))) if key is not None and numbers else x.new_zeros(0)
         at = 0
         for step in self.steps:
             if step.draws and key is None:
@@ -252,13 +256,26 @@ class Pipeline:
             x = step.run(x, own)
         return as_float(x, y, None)
 
-    @staticmethod
-    def _fused(x: Tensor, key: Tensor | None, crop: Crop | None, flip: Flip | None, normalise: Normalise | None) -> Tensor:
-        if key is None:
+    def fused(self, drawing: bool) -> _transforms_cuda.Usual | None:
+        """What the kernel is told, where it knows the steps."""
+        if self.usual is None:
+            return None
+        crop, flip, normalise = self.usual
+        if not drawing:
             crop = flip = None
-        own = rng.key(key, "transform") if key is not None and (crop or flip) else x        # without either nothing is drawn
-        return _transforms_cuda.run(x, own, crop.pad if crop else 0, crop is not None and crop.mode == "reflect",
-                                    flip.p if flip else None, normalise.mean if normalise else (), normalise.std if normalise else ())
+        return _transforms_cuda.Usual(crop.pad if crop else 0, crop is not None and crop.mode == "reflect", flip.p if flip else None,
+                                      normalise.mean if normalise else (), normalise.std if normalise else ())
+
+    def gather(self, x: Tensor, y: Tensor, index: Tensor, counter: Tensor, size: int, key: Tensor | None,
+               channels_last: bool) -> tuple[Tensor, Tensor] | None:
+        """self(x[rows], y[rows], rng.key(rng.fold(key, counter), "transform")) for the first `size` of the rows index[counter], in one
+        kernel; without a key as in evaluation. None where there is no kernel for these steps and samples.
+        """
+        fused = self.fused(key is not None)
+        if fused is None or not _transforms_cuda.usable(x, size) or y.dim() != 1 or not y.is_contiguous() or not index.is_contiguous():
+            return None
+        source = _transforms_cuda.Source(y, index, counter, rng.number(WORD))
+        return _transforms_cuda.gather(x, size, x if key is None else key, fused, source, channels_last)
 
 
 STEPS: dict[str, type[Step]] = {s.name: s for s in (Nothing, Raw, Normalise, Crop, Flip, Rotate, QuarterTurn, Cutout)}
