@@ -71,3 +71,55 @@ def test_descend(p, g, lr):
     optimiser.descend(params, [torch.tensor([g])], torch.tensor(lr))
     assert params[0].item() == pytest.approx(p - lr * g, abs=1e-5)
     optimiser.descend([], [], torch.tensor(lr))
+
+
+def test_pieces_are_the_same_memory():
+    tensors = [torch.zeros(5000), torch.zeros(3, 2, 4, 4).contiguous(memory_format=torch.channels_last), torch.zeros(100_000)]
+    like = [torch.ones_like(t) for t in tensors]
+    pieces, others, none = optimiser.in_pieces(tensors, like, [])
+    assert none == []
+    assert len(pieces) <= optimiser.PIECES
+    assert [p.numel() for p in pieces] == [p.numel() for p in others]
+    assert len(pieces) > len(tensors)
+    for number, (piece, other) in enumerate(zip(pieces, others)):
+        piece.add_(other, alpha=number + 1)
+    assert all(bool((t > 0).all()) for t in tensors)           # every number was reached, and through one piece
+    # 105,096 numbers over 48 − 3 pieces are 2,336 each, rounded up to 4,096: 2, 1 and 25 pieces
+    assert [int(t.unique().numel()) for t in tensors] == [2, 1, 25]
+
+
+def test_tensors_that_do_not_fill_their_memory_stay_whole():
+    apart = [torch.zeros(6, 4)[:, ::2]]
+    assert optimiser.in_pieces(apart, apart)[0] is apart
+    many = [torch.zeros(3)] * optimiser.PIECES
+    assert optimiser.in_pieces(many, many)[0] is many
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(momentum=0.9), Policy(weight_decay=0.5), Policy(optimiser="adam")])
+def test_what_is_plain_is_descent_alone(policy):
+    params, lr = start(), torch.tensor(0.1)
+    optimiser.update(policy, params, grads(1), optimiser.init(policy, params), lr)
+    optimiser.update(policy, params, grads(0), state := optimiser.init(policy, params), lr)
+    optimiser.update(policy, params, grads(1), state, lr)
+    alone = start()
+    for step in (1, 0, 1):
+        optimiser.descend([*alone.values()], [*grads(step).values()], lr)
+    assert optimiser.is_plain(policy) is all(torch.equal(params[k], alone[k]) for k in alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", [Policy(), Policy(momentum=0.9, weight_decay=0.01)])
+def test_a_gpu_descends_as_the_cpu(policy):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    sizes = {"w": (300, 700), "b": (7,), "c": (8, 3, 5, 5)}
+    seen = []
+    for device in ("cpu", "cuda"):
+        draw = lambda word, shape, d=device: rng.normal(rng.key(0, word), shape).to(d)
+        params = {k: draw(k, s) for k, s in sizes.items()}
+        state, lr = optimiser.init(policy, params), torch.tensor(0.1, device=device)
+        for step in range(3):
+            optimiser.update(policy, params, {k: draw(f"g{k}{step}", s) for k, s in sizes.items()}, state, lr)
+        seen.append([t.cpu() for t in params.values()])
+    for here, there in zip(*seen):
+        torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-6)

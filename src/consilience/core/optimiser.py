@@ -12,6 +12,7 @@ from ..tree import Flat, Tree
 from .policy import Policy
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+PIECES, PIECE = 48, 2048        # tensors that PyTorch's kernels over three lists take in one launch; numbers that a block takes at a time
 
 
 def init(policy: Policy, params: Flat) -> Tree:
@@ -36,8 +37,29 @@ def _fused_sgd(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor],
                momentum: float = 0.0) -> None:
     """One kernel for all tensors. It walks raw memory: a gradient that autograd returns transposed is laid out like its parameter first."""
     g = [gi if gi.stride() == pi.stride() else torch.empty_like(pi).copy_(gi) for gi, pi in zip(grads, params)]
+    params, g, momenta = in_pieces(params, g, momenta)
     torch._fused_sgd_(params, g, momenta, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=0.0, nesterov=False,
                       maximize=False, is_first_step=False)
+
+
+def in_pieces(*lists: list[Tensor]) -> tuple[list[Tensor], ...]:
+    """The same memory as flat pieces of equal length, as many as one launch takes; lists are alike in shapes and strides, or empty.
+
+    PyTorch's kernel gives 65,536 numbers to a block of threads, so that a small model keeps a handful of blocks busy for long
+    and the rest of the GPU idle.
+    """
+    sizes = [t.numel() for t in lists[0]]
+    spare = PIECES - len(sizes)
+    dense = all(t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)) for ts in lists for t in ts)
+    if spare <= 0 or not all(sizes) or not dense:
+        return lists
+    length = max(-(-sum(sizes) // spare // PIECE) * PIECE, PIECE)
+    return tuple([piece for t in ts for piece in t.detach().as_strided((t.numel(),), (1,)).split(length)] for ts in lists)
+
+
+def is_plain(policy: Policy) -> bool:
+    """Whether a step is `descend` and nothing else."""
+    return policy.optimiser == "sgd" and not policy.momentum and not policy.weight_decay
 
 
 @torch.no_grad()

@@ -37,8 +37,13 @@ class Slot:
         self.x, self.y, self.room = x, y, max(room, 1)
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.losses = torch.zeros(self.room, device=x.device)
+        self._one = torch.ones((), device=x.device)
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
+
+    def one_for(self, loss: Tensor) -> Tensor | None:
+        """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
+        return self._one if loss.dtype == self._one.dtype and loss.shape == () and loss.device == self._one.device else None
 
     def watch_point(self, point: str, shape: tuple[int, ...]) -> None:
         self.watch, self.watched = point, torch.zeros((self.room, *shape), device=self.x.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..tree import Flat, Tree
 from . import optimiser
+from ._record_cuda import record
 from .method import Method
 from .network import Network, Tap, Trace
 from .part import Batch, Model, Part, Phase, Spec
@@ -197,16 +198,25 @@ class Step:
         self.memo: dict[Any, Any] = {}
         self.result: tuple[Tensor, Tree] | None = None
         self.model = slot.model_of(phase)
+        x, y = self._picked(size)
+        self.batch = Batch(x, y, y)
+        self.first = Pass(self, self.model)
+        for part, view in self.first.views("batch"):
+            self.batch = part.batch(view)
+
+    def _picked(self, size: int) -> tuple[Tensor, Tensor]:
+        """The next `size` samples of the slot's order, transformed."""
+        slot, program = self.slot, self.program
+        if program.gather is not None:                # in one kernel, where transform and samples allow it
+            picked = program.gather(slot.x, slot.y, slot.index, slot.counter, size, slot.key, program.channels_last)
+            if picked is not None:
+                return picked
         index = slot.index.index_select(0, slot.counter)[0][:size]
         x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
                                  rng.key(self.key, "transform") if program.random_transform else None)
         if program.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        y = y.long()                              # masks are stored in bytes
-        self.batch = Batch(x, y, y)
-        self.first = Pass(self, self.model)
-        for part, view in self.first.views("batch"):
-            self.batch = part.batch(view)
+        return x, y.long()                            # masks are stored in bytes
 
     @cached_property
     def key(self) -> Tensor:
@@ -224,7 +234,8 @@ class Step:
             at = Pass(self, {"params": leaf, "buffers": self.model["buffers"]})
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
-        grads = torch.autograd.grad(loss, [at.model["params"][k] for k in self.phase.keys] + own, materialize_grads=True)
+        grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),
+                                    inputs=[at.model["params"][k] for k in self.phase.keys] + own, materialize_grads=True)
         n = len(self.phase.keys)
         if main:
             self.result = loss.detach(), at.scratch
@@ -239,6 +250,7 @@ class Program:
                  transform: Callable[..., Any]) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
+        self.gather = getattr(transform, "gather", None)
         self.channels_last = spec.policy.layout == "channels_last"
         self.trains = {p.name: frozenset(p.keys) for p in phases}
         self.travelling = {p.name: tuple(k for k in p.keys if k in set(spec.trained)) for p in phases}
@@ -254,7 +266,7 @@ class Program:
         loss = objective(view)
         if not torch.is_tensor(loss):             # switched off by its settings
             return
-        grads = torch.autograd.grad(loss, own, materialize_grads=True)
+        grads = torch.autograd.grad(loss, own, view._pass.step.slot.one_for(loss), materialize_grads=True)
         with torch.no_grad():
             optimiser.descend(own, list(grads), view.lr)
 
@@ -271,15 +283,17 @@ class Program:
         with torch.no_grad():
             for part, view in step.first.views("grad"):
                 g = part.grad(view, g)
-            optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)
-            optimiser.descend(step.own, step.own_grads, slot.lr)
+            if step.own and optimiser.is_plain(self.policy) and slot.lr.is_cuda:         # all of them in one launch
+                optimiser.descend([*(step.model["params"][k] for k in g), *step.own], [*g.values(), *step.own_grads], slot.lr)
+            else:
+                optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)
+                optimiser.descend(step.own, step.own_grads, slot.lr)
             loss, scratch = step.result
             for part in step.hooks["track"]:
                 tree.copy_into(slot.scratch[part.name], scratch[part.name])
-            slot.losses.index_copy_(0, slot.counter, loss[None])
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
-            slot.counter.add_(1)
+            record(loss, slot.losses, slot.counter)
         return step
 
     def begin(self, slot: Slot, phase: Phase) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import unknown
+from . import _loss_cuda
 
 DICE_EPS = 1e-5
 NAMES = ("classification", "segmentation")
@@ -29,11 +30,11 @@ class Task:
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy; for segmentation (cross-entropy + Dice) / 2."""
         if self.name == "classification":
-            return F.cross_entropy(logits, target)
+            return cross_entropy(logits, target)
         # Written out: PyTorch's cross-entropy of maps adds in no fixed order on a GPU.
         t = as_probabilities(target, logits.shape[1], logits.dtype)
-        cross_entropy = -(t * logits.log_softmax(1)).sum(1).mean()
-        return (cross_entropy + soft_dice_loss(logits, t)) / 2
+        entropy = -(t * logits.log_softmax(1)).sum(1).mean()
+        return (entropy + soft_dice_loss(logits, t)) / 2
 
     def score(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums over a batch with whole-number targets; divide by `count` after adding.
@@ -54,6 +55,13 @@ def task_named(name: str) -> Task:
     if name not in NAMES:
         raise unknown("task", name, NAMES)
     return Task(name)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """F.cross_entropy(logits, target), in one kernel forward and one backward where there are such."""
+    if _loss_cuda.usable(logits, target):
+        return _loss_cuda.CrossEntropy.apply(logits, target)
+    return F.cross_entropy(logits, target)
 
 
 def as_probabilities(target: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
