@@ -6,9 +6,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.norms import NormChain, norm_relu
 from ..errors import ConfigError
 from ..options import option
 from .architecture import Need, Projected
@@ -28,8 +28,8 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inside, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+        y = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(y), self.downsample(x))
 
 
 class Bottleneck(nn.Module):
@@ -48,9 +48,9 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(inside, 4 * width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+        y = norm_relu(self.bn1, self.conv1(x))
+        y = norm_relu(self.bn2, self.conv2(y))
+        return norm_relu(self.bn3, self.conv3(y), self.downsample(x))
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def _stem(channels: int, kind: str, norm: Norm) -> nn.Module:
     layers = OrderedDict[str, nn.Module](conv=conv, norm=norm(64), relu=nn.ReLU())
     if large:
         layers["pool"] = nn.MaxPool2d(3, 2, 1)
-    return nn.Sequential(layers)
+    return NormChain(layers)
 
 
 def _shortcut(inside: int, outside: int, stride: int, norm: Norm) -> nn.Module:
     """The identity where shapes agree, else a 1×1 convolution."""
     if stride == 1 and inside == outside:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))
+    return NormChain(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))

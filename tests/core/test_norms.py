@@ -1,0 +1,200 @@
+"""Normalisation computed together with its neighbours gives what the layers give one by one.
+
+The tests of the kernels need a CUDA device, or Triton's interpreter: TRITON_INTERPRET=1 pytest -m gpu tests/core/test_norms.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from consilience import rng
+from consilience.core import _groups_cuda, _norms_cuda, norms
+from consilience.core.norms import NormChain, norm_relu, relu_norm
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+HALF = 2.0**-8 if DEVICE == "cuda" else 2.0**-7         # one rounding to bfloat16; the interpreter cuts off
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+# a batch of 64 in ResNet-18 with its 7×7 stem on 32×32 (the stem's own maps fifth), then with the 3×3 stem
+RESNET = [(64, 64, 8, 8), (64, 128, 4, 4), (64, 256, 2, 2), (64, 512, 1, 1), (64, 64, 16, 16), (64, 64, 32, 32)]
+
+
+def normal(shape: tuple[int, ...], name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return rng.normal(rng.key(0, name), shape).to(dtype).to(device)
+
+
+def batch_norm(channels: int, dims: int = 4) -> nn.Module:
+    norm = nn.BatchNorm2d(channels, momentum=0.3) if dims == 4 else nn.BatchNorm1d(channels, momentum=0.3)
+    with torch.no_grad():
+        norm.weight.copy_(rng.uniform(rng.key(1, "weight"), (channels,)) + 0.5)
+        norm.bias.copy_(normal((channels,), "bias"))
+        norm.running_mean.copy_(normal((channels,), "mean"))
+    return norm
+
+
+# without kernels
+
+def test_without_kernels_the_layers_run() -> None:
+    x, add, norm, twin = normal((5, 6, 3, 3), "x"), normal((5, 6, 3, 3), "add"), batch_norm(6), batch_norm(6)
+    assert torch.equal(norm_relu(norm, x), F.relu(twin(x)))
+    assert torch.equal(norm_relu(norm, x, add), F.relu(twin(x) + add))
+    assert torch.equal(norm_relu(norm, x, add, relu=False), twin(x) + add)
+    assert norm.num_batches_tracked.item() == 3
+    assert torch.equal(norm.running_mean, twin.running_mean)
+    group = nn.GroupNorm(2, 6)
+    assert torch.equal(norm_relu(group, x), F.relu(group(x)))
+    assert torch.equal(relu_norm(group, x), group(F.relu(x)))
+
+
+def test_a_chain_is_a_sequential() -> None:
+    layers = [nn.Conv2d(3, 6, 3), batch_norm(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU(), nn.GroupNorm(2, 6), batch_norm(6), nn.Flatten()]
+    x = normal((4, 3, 5, 5), "x")
+    states = {}
+    for kind in (nn.Sequential, NormChain):
+        chain = kind(*layers)
+        chain[1].reset_running_stats()
+        chain[6].reset_running_stats()
+        states[kind] = chain(x), {k: v.clone() for k, v in chain.state_dict().items()}
+    assert torch.equal(states[nn.Sequential][0], states[NormChain][0])
+    for key, value in states[nn.Sequential][1].items():
+        assert torch.equal(value, states[NormChain][1][key]), key
+
+
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pretend that kernels are there; what they were asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(_norms_cuda, "usable", lambda norm, x, add: True)
+    monkeypatch.setattr(_groups_cuda, "usable", lambda norm, x: True)
+    monkeypatch.setattr(_norms_cuda, "norm_relu", lambda norm, x, add, relu: asked.append(f"norm{'+relu' if relu else ''}") or x)
+    monkeypatch.setattr(_groups_cuda, "relu_norm", lambda norm, x: asked.append("relu+group") or x)
+    return asked
+
+
+def test_which_layers_of_a_chain_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
+    chain = NormChain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.BatchNorm2d(6))
+    chain(x)
+    assert asked == ["norm+relu", "relu+group", "norm"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_layer_that_somebody_listens_to_runs_by_itself(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
+    chain = NormChain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6))
+    heard: list[int] = []
+    chain[place].register_forward_hook(lambda *_: heard.append(place))
+    chain(x)
+    assert heard == [place]
+    assert asked == [["relu+group"], ["norm", "relu+group"], ["norm+relu"], ["norm+relu"]][place]
+
+
+def test_what_the_kernels_do_not_know_stays_with_pytorch() -> None:
+    x = normal((5, 6, 3, 3), "x")
+    assert not _norms_cuda.usable(batch_norm(6), x, None)                     # in the memory of the host
+    assert not _groups_cuda.usable(nn.GroupNorm(2, 6), x)
+
+
+# the kernels
+
+def needs_kernels() -> None:
+    if _norms_cuda.triton is None:
+        pytest.skip("no Triton")
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def near(ours: Tensor, exact: Tensor, within: float, what: object) -> None:
+    assert ours.shape == exact.shape, what
+    error = (ours.double() - exact).abs().max().item()
+    assert error <= within * max(exact.abs().max().item(), 1e-3), (what, error, exact.abs().max().item())
+
+
+def compare_batch(shape: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype, relu: bool, added: torch.dtype | None) -> None:
+    """The kernels against PyTorch's layers in float64, on the same numbers; the ReLU's gradient takes the side of 0 that ours took."""
+    norm = batch_norm(shape[1], len(shape)).to(DEVICE)
+    exact = batch_norm(shape[1], len(shape)).to(DEVICE).double()
+    x = normal(shape, "x", dtype, DEVICE) * 2 + 3
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=layout)
+    x.requires_grad_()
+    add = None if added is None else normal(shape, "add", added, DEVICE).requires_grad_()
+    weight = normal(shape, "weight", torch.bfloat16, DEVICE)
+    y = _norms_cuda.norm_relu(norm, x, add, relu)
+    assert y.dtype == (dtype if added is None else torch.promote_types(dtype, added))
+    assert y.stride() == x.stride()
+    leaves = [x, norm.weight, norm.bias] + ([] if add is None else [add])
+    grads = torch.autograd.grad((y.float() * weight).sum(), leaves)
+    wide = [t.detach().double().requires_grad_() for t in (x, *(() if add is None else (add,)))]
+    z = exact(wide[0]) + (0 if add is None else wide[1])
+    rounding = 1e-5 if dtype == torch.float32 else HALF
+    near(y, F.relu(z) if relu else z, 1e-5 if y.dtype == torch.float32 else HALF, "y")
+    z = z * (y > 0) if relu else z
+    theirs = torch.autograd.grad((z * weight).sum(), [wide[0], exact.weight, exact.bias, *wide[1:]])
+    for what, ours, their in zip(("dx", "dweight", "dbias", "dadd"), grads, theirs):
+        near(ours, their, 1e-5 if what in ("dweight", "dbias") else rounding, what)
+    near(norm.running_mean, exact.running_mean, 1e-5, "running mean")
+    near(norm.running_var, exact.running_var, 1e-5, "running variance")
+    assert norm.num_batches_tracked.item() == 1
+    norm.eval()
+    exact.eval()
+    with torch.no_grad():
+        z = exact(wide[0]) + (0 if add is None else wide[1])
+        near(_norms_cuda.norm_relu(norm, x, add, relu), F.relu(z) if relu else z, 1e-5 if y.dtype == torch.float32 else HALF, "scored")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("shape", RESNET, ids=lambda s: "x".join(map(str, s)))
+def test_batch_norm_kernels_at_resnets_sizes(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> None:
+    needs_kernels()
+    compare_batch(shape, LAYOUTS[layout], dtype, True, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alone", [1 << 17, 64], ids=["alone", "shared"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(6, 10, 5, 4), (5, 3, 1, 1), (9, 24), (3, 70, 7, 7)], ids=lambda s: "x".join(map(str, s)))
+def test_batch_norm_kernels_at_odd_sizes(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], layout: str, alone: int) -> None:
+    needs_kernels()
+    monkeypatch.setattr(_norms_cuda, "ALONE", alone)
+    for dtype in (torch.float32, torch.bfloat16):
+        for relu, added in ((True, None), (True, dtype), (False, None), (False, dtype), (True, torch.float32)):
+            compare_batch(shape, LAYOUTS[layout], dtype, relu, added)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(32, 64, 28, 28), (32, 128, 14, 14), (5, 24, 5, 4), (70, 16, 3, 3)], ids=lambda s: "x".join(map(str, s)))
+def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:
+    needs_kernels()
+    group = nn.GroupNorm(8, shape[1]).to(DEVICE)
+    with torch.no_grad():
+        group.weight.copy_(rng.uniform(rng.key(1, "weight"), (shape[1],)) + 0.5)
+        group.bias.copy_(normal((shape[1],), "bias"))
+    x = (normal(shape, "x", device=DEVICE) + 0.3).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
+    weight = normal(shape, "w", device=DEVICE)
+    y = _groups_cuda.relu_norm(group, x)
+    assert y.stride() == x.stride()
+    grads = torch.autograd.grad((y * weight).sum(), [x, group.weight, group.bias])
+    wide, exact = x.detach().double().requires_grad_(), nn.GroupNorm(8, shape[1]).to(DEVICE).double()
+    exact.load_state_dict(group.state_dict())
+    z = exact(F.relu(wide))
+    near(y, z, 1e-5, "y")
+    theirs = torch.autograd.grad((z * weight).sum(), [wide, exact.weight, exact.bias])
+    for what, ours, their in zip(("dx", "dweight", "dbias"), grads, theirs):
+        near(ours, their, 1e-5, what)
+
+
+@pytest.mark.gpu
+def test_kernels_are_used_in_models() -> None:
+    if DEVICE != "cuda" or not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    assert _norms_cuda.usable(batch_norm(64).cuda(), torch.zeros(4, 64, 8, 8, device="cuda", dtype=torch.bfloat16), None)
+    assert _groups_cuda.usable(nn.GroupNorm(8, 64).cuda(), torch.zeros(4, 64, 28, 28, device="cuda"))
+    assert not _groups_cuda.usable(nn.GroupNorm(2, 64).cuda(), torch.zeros(4, 64, 56, 56, device="cuda"))      # 100,352 numbers a group
+    assert norms.together(torch.zeros(4, 64, 8, 8, device="cuda"), [batch_norm(64).cuda(), nn.ReLU()], 0)[0] == 2      # type: ignore[index]
