@@ -5,6 +5,7 @@ Nothing changes in what a model is: names, parameters and hooks stay, and a laye
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -20,9 +21,17 @@ class Chain(nn.Sequential):
         layers = list(self._modules.values())
         at = 0
         while at < len(layers):
-            taken, x = _together(x, layers, at)
+            taken, x = _together(x, layers, at, self)
             at += taken
         return x
+
+    def next_layer(self) -> nn.Module | None:
+        """The layer that takes what this chain gives, where another chain follows and nobody listens between the two."""
+        following = self.__dict__.get("following")
+        if following is None or self._forward_hooks or following._forward_pre_hooks or not len(following):
+            return None
+        layer: nn.Module = following[0]
+        return layer
 
 
 class Linear(nn.Linear):
@@ -32,15 +41,16 @@ class Linear(nn.Linear):
         return _linear_cuda.linear(x, self.weight, self.bias, False) if _linear_cuda.usable(x, self) else super().forward(x)
 
 
-def _together(x: Tensor, layers: list[Any], at: int) -> tuple[int, Tensor]:
+def _together(x: Tensor, layers: list[Any], at: int, chain: Chain) -> tuple[int, Tensor]:
     """How many layers were computed, and what came out."""
     first = layers[at]
     if isinstance(first, Linear) and _follows(layers, at, nn.ReLU) and _linear_cuda.usable(x, first):
         return 2, _linear_cuda.linear(x, first.weight, first.bias, True)
-    if type(first) is nn.Conv2d and _follows(layers, at, nn.ReLU, nn.MaxPool2d) and _plain(first, layers[at + 2]):
-        for backend in (_stage_cuda, _stage_cpu):
-            if backend.usable(x, first):
-                return 3, backend.conv_relu_pool(x, first.weight, first.bias, int(first.padding[0]))
+    if isinstance(first, nn.Conv2d) and _follows(layers, at, nn.ReLU, nn.MaxPool2d):
+        if _stage_cpu.usable(x, first, layers[at + 2]):
+            return 3, _stage_cpu.conv_relu_pool(x, first, layers[at + 2], layers[at + 3] if at + 3 < len(layers) else chain.next_layer())
+        if type(first) is nn.Conv2d and _plain(first, layers[at + 2]) and _stage_cuda.usable(x, first):
+            return 3, _stage_cuda.conv_relu_pool(x, first.weight, first.bias, int(first.padding[0]))
     return 1, first(x)
 
 
@@ -68,3 +78,9 @@ def compute_together(module: nn.Module) -> None:
             layer.__class__ = Chain
         elif type(layer) is nn.Linear:
             layer.__class__ = Linear
+    for holder in module.modules():
+        in_turn = holder._modules if isinstance(holder, Chain) else getattr(holder, "_order", ())      # names of what it runs one by one
+        for name, following in itertools.pairwise(in_turn):
+            first, second = holder._modules[name], holder._modules[following]
+            if isinstance(first, Chain) and isinstance(second, Chain):
+                first.__dict__["following"] = second                  # known, not owned: it must not show among the chain's layers
