@@ -15,6 +15,11 @@ from consilience.core.network import Network
 from consilience.models import make
 
 
+@pytest.fixture(autouse=True)
+def no_layer_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "SMALL", 0)
+
+
 class Odd(nn.Module):
     """Tied weights, a layer that runs twice, one that never runs, a weight read by another than its layer, a module of unknown type."""
 
@@ -147,3 +152,21 @@ def test_gradients_of_gradients() -> None:
         (grad,) = torch.autograd.grad(logits.square().sum(), weight, create_graph=True)
         seen.append(torch.autograd.grad(grad.square().sum(), weight)[0])
     assert torch.equal(*seen)
+
+
+def test_small_linear_layers_stay_in_float32_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 × 64 + 64 and 64 × 10 + 10 weights: with room for 640 only the second is small. What enters it is the first's bfloat16."""
+    monkeypatch.setattr(half, "SMALL", 640)
+    module = nn.Sequential(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+    plain, model, x = copy.deepcopy(module), model_of(module), rng.normal(rng.key(0), (6, 512))
+    network = Network(module, half=True)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        z = F.relu(F.linear(x, plain[0].weight, plain[0].bias))
+    assert z.dtype == torch.bfloat16
+    want = F.linear(z.float(), plain[2].weight, plain[2].bias)
+    for _ in range(2):
+        logits = network.forward(model, x, train=True).logits
+        assert torch.equal(logits, want)
+    grads = torch.autograd.grad(logits.square().sum(), list(model["params"].values()))
+    theirs = torch.autograd.grad(want.square().sum(), list(plain.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(grads, theirs))
