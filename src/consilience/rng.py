@@ -76,8 +76,11 @@ def _draw_array(keys: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, np.dtype[
 
 
 def _readable(key: Tensor) -> bool:
-    """Whether the host can read a single key at once: it lies there, and no vmap stands before it."""
-    return key.dim() == 0 and key.device.type == "cpu" and not torch._C._functorch.is_batchedtensor(key)
+    """Whether the host can read a single key at once: it lies there, no vmap stands before it, and nobody records the operations, for
+    a recorded step would repeat the numbers instead of drawing anew.
+    """
+    return (key.dim() == 0 and key.device.type == "cpu" and not torch._C._functorch.is_batchedtensor(key)
+            and not torch._C._len_torch_dispatch_stack())
 
 
 def number(*words: str | int) -> int:
