@@ -103,7 +103,7 @@ MUTATIONS = (
              f"{RULES}::test_adversaries_step_once_before_or_after_the_forward"),
     Mutation("the min step moves FedBR's projection", "core/assemble.py", "if not k.startswith(apart) and", "if True and",
              "parts/test_debias.py::test_both_steps_equal_the_reference"),
-    Mutation("FedBR's max step goes downhill", "parts/debias.py", "return -self._contrast(", "return self._contrast(",
+    Mutation("FedBR's max step goes downhill", "parts/debias.py", "train=True), -1.0)", "train=True), 1.0)",
              "parts/test_debias.py::test_both_steps_equal_the_reference"),
     # taps
     Mutation("a point may fire twice", "core/network.py", "        if point in trace.before:\n", "        if False:\n",

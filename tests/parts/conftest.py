@@ -85,9 +85,9 @@ class OpenRound:
         before, seen = self._now(), {}
         real = optimiser.update
 
-        def update(policy: Any, params: Any, grads: Any, state: Any, lr: Any) -> None:
+        def update(policy: Any, params: Any, grads: Any, *more: Any) -> None:
             seen.update({k: g.detach().clone() for k, g in grads.items()})
-            real(policy, params, grads, state, lr)
+            real(policy, params, grads, *more)
         with mock.patch.object(optimiser, "update", update):
             step = self.fed.program.step(self.slot, phase, size)
         return Taken(step, phase, before, self._now(), seen, [g.detach().clone() for g in step.own_grads])

@@ -17,6 +17,7 @@ from consilience.core.policy import Policy
 from consilience.core.population import Population
 from consilience.data.federated import as_float
 from consilience.errors import ConfigError
+from consilience.parts import _pseudo_data
 from consilience.parts.debias import Debias
 from consilience.parts.mixup import Mixup
 from consilience.testing import run_tiny, tiny_federation, tiny_net, tiny_population
@@ -37,7 +38,8 @@ def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, setti
 
 def contrast(z: Any, pseudo: Any, fixed: Any, **settings: Any) -> float:
     part = Debias(**({"projection": "none"} | settings))
-    return float(part._contrast(None, *(torch.tensor(t) for t in (z, pseudo, fixed))))  # type: ignore[arg-type]
+    projected = part._projected(None, *(torch.tensor(t) for t in (pseudo, fixed, z)))  # type: ignore[arg-type]
+    return float(part._terms(projected, 1.0))
 
 
 def test_contrast_by_hand() -> None:
@@ -280,7 +282,7 @@ def mixture_view(target: Any, mix: int) -> tuple[Tensor, Tensor, Tensor]:
     v: Any = SimpleNamespace(shared={"pseudo": torch.tensor([[10.0], [20.0]])}, spec=SimpleNamespace(classes=4),
                              batch=SimpleNamespace(x=torch.tensor([[1.0], [2.0], [3.0]]), target=torch.tensor(target)),
                              key=lambda *words: rng.key(key, *words))
-    x, q = Debias(pseudo="mixture", mix=mix)._pseudo_batch(v)
+    x, q = _pseudo_data.mixture(v, v.shared["pseudo"], mix)
     return x, q, rng.integers(rng.key(key, "mix"), 3, (2, max(mix, 1)))
 
 

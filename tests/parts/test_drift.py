@@ -33,7 +33,7 @@ def view(logits: Any, target: Any, received: Any = None, previous: Any = None, f
     return SimpleNamespace(trace=SimpleNamespace(logits=torch.tensor(logits)), received="received", previous="previous",
                            batch=SimpleNamespace(x=None, target=torch.tensor(target)), first=torch.tensor(first),
                            forward=lambda model, x: SimpleNamespace(logits=models[model]),
-                           spec=SimpleNamespace(classes=len(logits[0])))
+                           spec=SimpleNamespace(classes=len(logits[0])), once=lambda label, compute: compute())
 
 
 def test_margin_by_hand() -> None:

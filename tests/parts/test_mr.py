@@ -32,7 +32,7 @@ def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, setti
 def view(z: torch.Tensor, old: torch.Tensor, steps: float = 0.0, goal: Any = None) -> Any:
     shared = {"mean": torch.zeros(z.shape[1:]) if goal is None else torch.tensor(goal)}
     return SimpleNamespace(trace=SimpleNamespace(before={"f": z}), scratch={"mean": old, "steps": torch.tensor(steps)},
-                           shared=shared, spec=SimpleNamespace(layout=SimpleNamespace(features="f")))
+                           shared=shared, spec=SimpleNamespace(layout=SimpleNamespace(features="f")), once=lambda label, compute: compute())
 
 
 def loss_of(part: Mr, v: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..core.step import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree
+from . import _anchors_cuda
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,12 @@ class Anchors(Part):
 
     def _class_sums(self, c: ClientView, model: Model) -> Tree:
         shape = c.shared["anchor"].shape
-        total, count = c.shared["anchor"].new_zeros(shape), c.shared["anchor"].new_zeros(shape[0])
-        for x, y in c.batches():
-            hot = as_probabilities(y, shape[0])
-            total, count = total + hot.T @ c.forward(model, x).before[c.spec.features], count + hot.sum(0)
+        total, start = c.shared["anchor"].new_zeros(shape), 0
+        hot = as_probabilities(c.labels().long(), shape[0])       # of all samples at once: a batch then adds one product
+        for x, _ in c.batches():
+            total = torch.addmm(total, hot[start: start + len(x)].T, c.forward(model, x).before[c.spec.features])
+            start += len(x)
+        count = hot.sum(0)
         if self.aggregation == "weighted":
             return {"sum": total, "count": count}
         has = count[:, None] > 0              # a client without the class adopts the global anchor
@@ -117,6 +120,8 @@ class Anchors(Part):
     def loss(self, v: StepView) -> Any:
         anchor, weight, h = v.scratch["anchor"], v.scratch["weight"], v.features
         if self.mode == "guide":
+            if _anchors_cuda.usable(h, anchor):
+                return _anchors_cuda.guide(h, anchor, v.scratch["absent"], weight, v.batch.target)
             near = torch.addmm(v.scratch["absent"], F.normalize(h), anchor.T)
             return F.cross_entropy(near, v.batch.target, weight=weight, reduction="sum") / len(h)      # soft labels too
         return (as_probabilities(v.batch.target, v.spec.classes) * weight * self._distances(h, anchor)).sum(1).mean()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.part import Part, Spec
 from ..options import option
+from . import _cosine_cuda
 
 
 class CosineHead(nn.Module):
@@ -21,6 +22,8 @@ class CosineHead(nn.Module):
         self.weight, self.tau = nn.Parameter(torch.randn(classes, features) / features**0.5), tau
 
     def forward(self, u: Tensor) -> Tensor:
+        if _cosine_cuda.usable(u, self.weight):
+            return _cosine_cuda.cosines(u, self.weight, 1 / self.tau)
         return F.linear(F.normalize(u), F.normalize(self.weight)) / self.tau
 
 

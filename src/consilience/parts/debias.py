@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import rng
 from ..core.client import ClientView
 from ..core.network import Trace
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
-from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree
+from . import _debias_cuda, _pseudo_data
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,12 @@ class Debias(Part):
     departs = ("temperature=multiply, as the released code and the sweep down to τ₂ = 0 show; divide is eq. 5",
                "projection=paper has 256 and 128 units; released has 2d and d",
                "in mixture mode z_g is computed for each step's own mixture, not cached from the first")
-    neutral = {"mu": 0.0, "lam": 0.0}
-    trial = {"projection": "released"}
-    reduce = {"rows": "concat"}
-    prefers = {"weights": "uniform"}
+    neutral, trial = {"mu": 0.0, "lam": 0.0}, {"projection": "released"}
+    reduce, prefers = {"rows": "concat"}, {"weights": "uniform"}
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"averages of raw samples"}) if self.pseudo == "rsm" else frozenset()
+        return frozenset({"averages of raw samples"} if self.pseudo == "rsm" else ())
 
     @property
     def uploads(self) -> Mapping[str, str]:
@@ -81,51 +78,27 @@ class Debias(Part):
         return None
 
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:
-        d = spec.width
-        h, out = (256, 128) if self.projection == "paper" else (2 * d, d)
+        d, (h, out) = spec.width, (256, 128) if self.projection == "paper" else (2 * spec.width, spec.width)
         if self.projection != "none":
             module.add_module(self.name, nn.Sequential(nn.Linear(d, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, out)))
         return module
 
-    # ---- pseudo-data ---------------------------------------------------------------------------------------------------
-
     def init_shared(self, spec: Spec) -> Tree:
-        rows = spec.policy.batch
-        if self.pseudo == "rsm" or spec.proxy is None:
-            return {"pseudo": torch.zeros(rows, *spec.sample)}
-        drawn = rng.integers(spec.key(self.name, "proxy"), len(spec.proxy), (rows, self.group))
-        return {"pseudo": spec.proxy[drawn.to(spec.proxy.device)].mean(1)}
+        return {"pseudo": _pseudo_data.at_first(spec, self.name, self.group, self.pseudo == "mixture")}
 
-    def _own_rows(self, c: ClientView) -> Tree:
-        """This client's share of the pseudo-data: the rows whose common draw names it."""
-        rows, clients = c.spec.policy.batch, len(c.cohort)
-        if self.sources == "random":
-            source = rng.integers(c.common_key, clients, (rows,))
-        else:
-            source = rng.permutation(c.common_key, rows) % clients
-        mine = int((source == c.cohort.index(c.id)).sum())
-        drawn = rng.integers(c.key, c.size, (mine, self.group))
-        return {"rows": c.take(drawn).mean(1)}
+    def _own_rows(self, c: ClientView, when: str) -> Tree:
+        if self.pseudo != "rsm" or self.refresh != when:
+            return {}
+        return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
 
     def prepare(self, c: ClientView) -> Tree:
-        return self._own_rows(c) if self.pseudo == "rsm" and self.refresh == "once" else {}
+        return self._own_rows(c, "once")
 
     def survey(self, c: ClientView) -> Tree:
-        return self._own_rows(c) if self.pseudo == "rsm" and self.refresh == "round" else {}
+        return self._own_rows(c, "round")
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         return {"pseudo": s.reduced["rows"]}, {}
-
-    def _pseudo_batch(self, v: StepView) -> tuple[Tensor, Tensor]:
-        """Pseudo inputs and their labels, paired with the batch row by row."""
-        x, uniform = v.shared["pseudo"], 1.0 / v.spec.classes
-        if self.pseudo == "rsm" or self.mix == 0:
-            return x, torch.full((len(x), v.spec.classes), uniform, device=x.device)
-        drawn = rng.integers(v.key("mix"), len(v.batch.x), (len(x), self.mix))
-        labels = as_probabilities(v.batch.target, v.spec.classes)
-        return ((x + v.batch.x[drawn].sum(1)) / (self.mix + 1), (uniform + labels[drawn].sum(1)) / (self.mix + 1))
-
-    # ---- one step ------------------------------------------------------------------------------------------------------
 
     def init_scratch(self, c: ClientView) -> Tree:
         """z_g once a round where the pseudo-data do not change from step to step."""
@@ -133,27 +106,44 @@ class Debias(Part):
             return {}
         return {"global": c.forward(c.received, c.shared["pseudo"]).before[c.spec.features]}
 
-    def _seen(self, v: StepView) -> tuple[Trace, Tensor, Tensor]:
-        """The model's pass over the pseudo-data (one for both steps), z_g, and the pseudo labels."""
-        x, q = v.once("pseudo", lambda: self._pseudo_batch(v))
+    def _seen(self, v: StepView) -> tuple[Trace, Tensor, Tensor | None]:
+        """The model's pass over the pseudo-data (one for both steps), z_g, and the pseudo labels: none where they are uniform."""
+        x, q = v.shared["pseudo"], None
+        if self.pseudo == "mixture" and self.mix:
+            x, q = v.once("pseudo", lambda: _pseudo_data.mixture(v, x, self.mix))
         fixed = v.scratch["global"] if "global" in v.scratch else v.forward(v.received, x, label="pseudo").before[v.spec.features]
         return v.forward(v.model, x, train=True, label="pseudo"), fixed, q
 
-    def _contrast(self, v: StepView, z: Tensor, pseudo: Tensor, fixed: Tensor) -> Tensor:
-        n = len(z)                                            # a smaller last batch: pair the first rows
-        project = (lambda t: t) if self.projection == "none" else (lambda t: v.apply(self.name, t))
+    def _projected(self, v: StepView, *features: Tensor, train: bool = False) -> Tensor:
+        """One pass of P over all features. In the min step P is a constant: nobody asks for its gradient."""
+        n = len(features[-1])                                # a smaller last batch: pair the first rows
+        x = torch.cat([f if len(f) == n else f[:n] for f in features])
+        if self.projection == "none":
+            return x
+        still = {k: p.detach() if k.startswith(self.name + ".") else p for k, p in v.params.items()}
+        return v.apply(self.name, x, v.model if train else {**v.model, "params": still})
+
+    def _terms(self, projected: Tensor | None, mu: float, logits: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """μ·contrast of projected pseudo, received and batch features + λ·cross-entropy of pseudo logits, uniform without labels."""
         a1, a2 = (self.tau1, self.tau2) if self.temperature == "multiply" else (1 / self.tau1, 1 / self.tau2)
-        # one pass of the projection for all three; on unit vectors a₂⟨p, far⟩ − a₁⟨p, near⟩ = ⟨p, a₂·far − a₁·near⟩
-        p, near, far = F.normalize(project(torch.cat([pseudo[:n], fixed[:n], z])), eps=1e-8).chunk(3)
-        return F.softplus((p * (a2 * far - a1 * near)).sum(1)).mean()
+        if _debias_cuda.usable(projected, logits):
+            return _debias_cuda.terms(projected, a1, a2, mu, logits, labels, self.lam)
+        total: Any = 0.0
+        if logits is not None:
+            total = self.lam * F.cross_entropy(logits, torch.full_like(logits, 1 / logits.shape[1]) if labels is None else labels)
+        if projected is not None:      # on unit vectors a₂⟨p, far⟩ − a₁⟨p, near⟩ = ⟨p, a₂·far − a₁·near⟩
+            p, near, far = F.normalize(projected, eps=1e-8).chunk(3)
+            total = total + mu * F.softplus((p * (a2 * far - a1 * near)).sum(1)).mean()
+        return total
 
     def adversary(self, v: StepView) -> Any:
-        if not (self.mu and self.max_step and self.projection != "none"):
+        if not self.mu or not self.max_step or self.projection == "none":
             return 0.0
         trace, fixed, _ = self._seen(v)
-        return -self._contrast(v, v.features.detach(), trace.before[v.spec.features].detach(), fixed)
+        features = trace.before[v.spec.features].detach(), fixed, v.features.detach()
+        return self._terms(self._projected(v, *features, train=True), -1.0)
 
     def loss(self, v: StepView) -> Any:
         trace, fixed, q = self._seen(v)
-        total: Any = self.lam * F.cross_entropy(trace.logits, q)
-        return total + self.mu * self._contrast(v, v.features, trace.before[v.spec.features], fixed) if self.mu else total
+        projected = self._projected(v, trace.before[v.spec.features], fixed, v.features) if self.mu else None
+        return self._terms(projected, self.mu, trace.logits, q)

@@ -13,6 +13,7 @@ from ..core.part import Part
 from ..core.step import StepView
 from ..core.task import as_probabilities
 from ..options import option
+from . import _drift_cuda
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,25 @@ class Drift(Part):
     def _with_margin(self, v: StepView) -> Tensor:
         return v.trace.logits - self.margin / self.tau * as_probabilities(v.batch.target, v.spec.classes)
 
+    def _in_one(self, v: StepView) -> tuple[Tensor, Tensor] | None:
+        """Both terms by one kernel, where it can."""
+        now = v.trace.logits
+        if not _drift_cuda.usable(now):
+            return None
+        received, previous = v.forward(v.received, v.batch.x).logits, v.forward(v.previous, v.batch.x).logits
+        return _drift_cuda.both(now, v.batch.target, received, previous, v.first, self.margin / self.tau, self.weight, 1 / self.drift_tau,
+                                self.margin_in_reg, self.first == "uniform")
+
     def main_loss(self, v: StepView) -> Any:
+        done = v.once("both", lambda: self._in_one(v))
+        if done is not None:
+            return done[0]
         return F.cross_entropy(self._with_margin(v), v.batch.target)
 
     def loss(self, v: StepView) -> Any:
+        done = v.once("both", lambda: self._in_one(v))
+        if done is not None:
+            return done[1]
         back = v.forward(v.received, v.batch.x).logits - v.forward(v.previous, v.batch.x).logits
         label = (back / self.drift_tau).softmax(1)
         if self.first == "uniform":

@@ -17,6 +17,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Tree
+from . import _mr_cuda
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Mr(Part):
             return "none: the mean of a client's representations is uploaded as it is, once, with the number of its samples"
         return ("noise on the mean of a client's representations (Table 3), once, before the upload: it blurs what the mean shows. The "
                 "mean is not clipped, so that no (ε, δ) follows; the number of samples and the models carry no noise")
+
+    @property
+    def strength(self) -> float:
+        return (0.5 if self.half else 1.0) * self.kappa
 
     def point(self, layout: Layout) -> str:
         return layout.features if self.at == "features" else self.at
@@ -89,13 +94,26 @@ class Mr(Part):
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         return {"mean": s.reduced["total"] / s.reduced["count"]}, {}
 
+    def _in_one(self, v: StepView) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Mean, steps and loss by one kernel, where it can."""
+        z, mean = v.trace.before[self.point(v.spec.layout)], v.scratch["mean"]
+        if self.bias_correct or not _mr_cuda.usable(z, mean):
+            return None
+        return _mr_cuda.regularise(z, mean, v.shared["mean"], v.scratch["steps"], self.momentum, self.strength)
+
     def track(self, v: StepView) -> Tree:
+        done = v.once("step", lambda: self._in_one(v))
+        if done is not None:
+            return {"mean": done[0], "steps": done[1]}
         now = v.trace.before[self.point(v.spec.layout)].mean(0)
         return {"mean": (1 - self.momentum) * v.scratch["mean"] + self.momentum * now, "steps": v.scratch["steps"] + 1}
 
     def loss(self, v: StepView) -> Any:
+        done = v.once("step", lambda: None)               # nothing where this phase does not track
+        if done is not None:
+            return done[2]
         mean, steps = v.scratch["mean"], v.scratch["steps"]
         if self.bias_correct:
             mean = mean / (1 - (1 - self.momentum) ** steps.clamp(min=1))
-        term = (0.5 if self.half else 1.0) * self.kappa * F.mse_loss(mean, v.shared["mean"])
+        term = self.strength * F.mse_loss(mean, v.shared["mean"])
         return torch.where(steps > 0, term, 0.0)          # no step tracked yet: a phase whose keys stay at home, as FedRep's head
