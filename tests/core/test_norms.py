@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from consilience import rng
 from consilience.core import _groups_cuda, _norms_cuda, norms
 from consilience.core.norms import NormChain, norm_relu, relu_norm
+from consilience.core.stages import Chain
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALF = 2.0**-8 if DEVICE == "cuda" else 2.0**-7         # one rounding to bfloat16; the interpreter cuts off
@@ -74,9 +75,10 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_which_layers_of_a_chain_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [NormChain, Chain])
+def test_which_layers_of_a_chain_go_together(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Sequential]) -> None:
     asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
-    chain = NormChain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.BatchNorm2d(6))
+    chain = kind(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.BatchNorm2d(6))
     chain(x)
     assert asked == ["norm+relu", "relu+group", "norm"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _linear_cuda, _stage_cpu, _stage_cuda
+from . import _linear_cuda, _stage_cpu, _stage_cuda, norms
 
 
 class Chain(nn.Sequential):
@@ -51,7 +51,7 @@ def _together(x: Tensor, layers: list[Any], at: int, chain: Chain) -> tuple[int,
             return 3, _stage_cpu.conv_relu_pool(x, first, layers[at + 2], layers[at + 3] if at + 3 < len(layers) else chain.next_layer())
         if type(first) is nn.Conv2d and _plain(first, layers[at + 2]) and _stage_cuda.usable(x, first):
             return 3, _stage_cuda.conv_relu_pool(x, first.weight, first.bias, int(first.padding[0]))
-    return 1, first(x)
+    return norms.together(x, layers, at) or (1, first(x))
 
 
 def _follows(layers: list[Any], at: int, *kinds: type) -> bool:
