@@ -170,6 +170,20 @@ def test_batch_norm_kernels_at_odd_sizes(monkeypatch: pytest.MonkeyPatch, shape:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("alone", [1 << 17, 64], ids=["alone", "shared"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_norm_kernels_over_many_tiles(monkeypatch: pytest.MonkeyPatch, layout: str, alone: int) -> None:
+    # 100 positions of 10 channels; tiles of 4 or 8 positions (channels_last) or 64, the last of them with 36; up to three shares
+    needs_kernels()
+    monkeypatch.setattr(_norms_cuda, "ALONE", alone)
+    monkeypatch.setattr(_norms_cuda, "TILE", 64)
+    monkeypatch.setattr(_norms_cuda, "BACK_TILE", 64)
+    monkeypatch.setattr(_norms_cuda, "SHARES", 3)
+    for dtype in (torch.float32, torch.bfloat16):
+        compare_batch((5, 10, 5, 4), LAYOUTS[layout], dtype, True, dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(32, 64, 28, 28), (32, 128, 14, 14), (5, 24, 5, 4), (70, 16, 3, 3)], ids=lambda s: "x".join(map(str, s)))
 def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:

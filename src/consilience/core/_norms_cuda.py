@@ -36,20 +36,21 @@ if triton is not None:
 
     @triton.jit
     def _moments(x, first, end, c, M, C, P, LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-        """Mean, and sum of squared deviations from it, over positions first to end; tile by tile, each around its own mean."""
-        count = 0.0
-        mean, spread = tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32)
+        """Mean, and sum of squared deviations from it, over positions first to end. Each place of the tile follows its own numbers
+        (Welford's way); places meet once, at the end, so that the threads of a program do not wait for each other in between."""
+        mean, spread = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
+        turn = 0.0
         for start in range(first, end, ROWS):
             place, mask = _tile(start, c, M, C, P, LAST, ROWS)
             value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-            n = tl.minimum(end - start, ROWS).to(tl.float32)
-            here = tl.sum(value, 0) / n
-            apart = tl.where(mask, value - here[None, :], 0.0)
-            delta, total = here - mean, count + n
-            mean += delta * (n / total)
-            spread += tl.sum(apart * apart, 0) + delta * delta * (count * n / total)
-            count = total
-        return mean, spread
+            turn += 1.0
+            delta = tl.where(mask, value - mean, 0.0)
+            mean += delta * (1.0 / turn)
+            spread += delta * (value - mean)
+        n = (tl.maximum(end - first - tl.arange(0, ROWS) + ROWS - 1, 0) // ROWS).to(tl.float32)[:, None]
+        middle = tl.sum(mean * n, 0) / (end - first)
+        apart = mean - middle[None, :]
+        return middle, tl.sum(spread + apart * apart * n, 0)
 
     @triton.jit
     def _record(mean, spread, c, M, C, eps, momentum, means, stds, run_mean, run_var, batches, first):
@@ -132,13 +133,13 @@ if triton is not None:
     @triton.jit
     def _sums(g, x, y, first, end, c, M, C, P, mean, std, RELU: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
         """Σ g and Σ g·x̂, which are the gradients of bias and weight."""
-        plain, turned = tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32)
+        plain, turned = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
         for start in range(first, end, ROWS):
             place, mask = _tile(start, c, M, C, P, LAST, ROWS)
             grad, value = _arrived(g, x, y, place, mask, mean, std, RELU)
-            plain += tl.sum(grad, 0)
-            turned += tl.sum(grad * value, 0)
-        return plain, turned
+            plain += grad
+            turned += grad * value
+        return tl.sum(plain, 0), tl.sum(turned, 0)
 
     @triton.jit
     def _write_back(g, x, y, dx, dadd, weight, first, end, c, M, C, P, mean, std, plain, turned, RELU: tl.constexpr, SHARE: tl.constexpr,
