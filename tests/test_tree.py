@@ -122,3 +122,23 @@ def test_all_finite():
 def test_map_walks_trees_together(t):
     doubled = tree.map(lambda x, y: x + y, t, t)
     assert same(doubled, tree.map(lambda x: 2 * x, t))
+
+
+def test_tensors_that_travel_together_arrive_as_they_were():
+    tensors = [torch.tensor(0.5), torch.tensor(True), torch.arange(7), torch.tensor([[1.5, 2.5], [3.5, 4.5]]).t(),
+               torch.tensor([1, 2, 3]).to(torch.uint8)]
+    arrived = tree.send_together(tensors, torch.device("cpu"))
+    for t, a in zip(tensors, arrived):
+        assert t.dtype == a.dtype
+        assert torch.equal(t, a)
+
+
+@pytest.mark.gpu
+def test_copies_from_the_host_reach_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    source = {"lr": torch.tensor(0.5), "first": torch.tensor(True), "index": torch.arange(12).reshape(4, 3), "large": torch.rand(1 << 15),
+              "there": torch.rand(5).cuda(), "t": torch.rand(4, 6).t()}
+    target = tree.map(lambda t: torch.zeros_like(t, device="cuda"), source)
+    tree.copy_into(target, source)
+    assert all(torch.equal(target[k].cpu(), source[k].cpu()) for k in source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 Tree = dict[str, Any]           # nested dicts with tensors as leaves
 Flat = dict[str, Tensor]        # one level: parameters, gradients
+SMALL, ALIGNED = 1 << 14, 16    # numbers in a tensor that travels together with others; bytes at which each begins
 
 
 def map(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -68,17 +70,44 @@ def clone(tree: Any) -> Any:
 
 @torch.no_grad()
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """target ← source for every pair: one launch for all that lie on the GPU with the same type, the others one by one."""
+    """target ← source for every pair: one launch for all that lie on the GPU with the same type, the others one by one.
+
+    Small tensors that go from the host to a GPU travel together.
+    """
     groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    small: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources):
-        if target.is_cuda and source.is_cuda and target.dtype == source.dtype and target.numel():
+        if not target.numel():
+            continue
+        alike = target.is_cuda and target.dtype == source.dtype
+        if alike and source.is_cuda:
             group = groups.setdefault(target.dtype, ([], []))
-            group[0].append(target.detach())
-            group[1].append(source.detach())
-        elif target.numel():
+        elif alike and source.numel() <= SMALL:
+            group = small.setdefault(target.device, ([], []))
+        else:
             target.detach().copy_(sendable(source, target.device), non_blocking=True)
+            continue
+        group[0].append(target.detach())
+        group[1].append(source.detach())
+    for device, (one, other) in small.items():
+        for target, arrived in zip(one, send_together(other, device)):
+            group = groups.setdefault(target.dtype, ([], []))
+            group[0].append(target)
+            group[1].append(arrived)
     for one, other in groups.values():
         torch._foreach_copy_(one, other)
+
+
+def send_together(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The tensors on a GPU, in one copy: each would take as long as all of them."""
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
+    places = [slice(end - -(-size // ALIGNED) * ALIGNED, end - -(-size // ALIGNED) * ALIGNED + size) for size, end in zip(sizes, ends)]
+    packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for place, t in zip(places, tensors):
+        packed[place].copy_(t.reshape(-1).view(torch.uint8))
+    arrived = packed.to(device, non_blocking=True)
+    return [arrived[place].view(t.dtype).view(t.shape) for place, t in zip(places, tensors)]
 
 
 def zeros(tree: Any) -> Any:
@@ -110,19 +139,25 @@ def all_finite(tree: Any) -> Tensor:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Overwrite target's tensors; the one function here that writes, for engines only."""
-    pairs = list(_matched(target, source))
-    _copy_all([t for t, _ in pairs], [s for _, s in pairs])
+    """Overwrite target's tensors; with `copy_pairs` the one function here that writes, for engines only."""
+    copy_pairs(matched(target, source))
 
 
-def _matched(target: Any, source: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def copy_pairs(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """first ← second, for all pairs at once."""
+    both = list(pairs)
+    _copy_all([t for t, _ in both], [s for _, s in both])
+
+
+def matched(target: Any, source: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Leaf beside leaf; both trees have the same keys."""
     if not isinstance(target, dict):
         yield target, source
         return
     if target.keys() != source.keys():
         raise KeyError(f"trees differ: {sorted(target.keys() ^ source.keys())}")
     for k in target:
-        yield from _matched(target[k], source[k])
+        yield from matched(target[k], source[k])
 
 
 

@@ -120,7 +120,7 @@ class LocalWork:
     def load(self, slot: Slot) -> None:
         fed = self.fed
         index = fed.samples.order(self.number, fed.round_number, self.schedule)      # here, for it may run in another process
-        received: Model = fed.received(self.state)
+        received: Model = fed.received(self.state, copied=False)            # the slot copies it
         scratch: Tree = {}
         for part in fed.method.using("receive"):
             view = self._view(part, "receive", received, download=self.download.get(part.name, {}))
@@ -136,11 +136,12 @@ class LocalWork:
 
     def finish(self, slot: Slot) -> Outcome:
         fed, homes = self.fed, self.state.tensors
-        lengths, losses = self.path(), self._losses_of_the_model(slot)
+        finishing = fed.method.using("finish")
+        lengths, losses = (self.path(), self._losses_of_the_model(slot)) if finishing else ({}, slot.losses)
         uploads: dict[str, Tree] = {}
         kept = dict(homes["kept"])
         received = slot.received
-        for part in fed.method.using("finish"):
+        for part in finishing:
             view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
                               steps=len(losses), path=lengths, losses=losses)
             new, uploads[part.name] = part.finish(view)
@@ -154,7 +155,8 @@ class LocalWork:
                  "previous": slot.model if homes["previous"] else {}, "own": slot.model if homes["own"] else {},
                  "optimiser": slot.optimiser if homes["optimiser"] else {}}
         state = replace(self.state, tensors=tree.clone(after), first=False, own_round=fed.round_number)
-        return Outcome(state, tree.clone(uploads), tree.clone(model), slot.losses[: self.size].clone())
+        copies = tree.clone({"uploads": uploads, "model": model, "losses": slot.losses[: self.size]})
+        return Outcome(state, copies["uploads"], copies["model"], copies["losses"])
 
     def _losses_of_the_model(self, slot: Slot) -> Tensor:
         """Loss of each step that trained the model that travels, not a part's second one. Slices, for the host would wait

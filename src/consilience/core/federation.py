@@ -112,15 +112,16 @@ class Federation:
 
     # ---- on a client -----------------------------------------------------------------------------------------------
 
-    def received(self, state: ClientState) -> Model:
+    def received(self, state: ClientState, copied: bool = True) -> Model:
         """What a client starts a round with: the server's model with its own values for what does not travel.
 
-        Between two exchanges of models it goes on from the model it trained itself.
+        Between two exchanges of models it goes on from the model it trained itself. Not `copied`, it shares its tensors with server
+        and client.
         """
-        if self.goes_on_alone(state):
-            return tree.clone(state.tensors["own"])
         local = state.tensors["local"]
-        return tree.clone({half: {k: local.get(k, v) for k, v in flat.items()} for half, flat in self.model.items()})
+        model: Model = state.tensors["own"] if self.goes_on_alone(state) else {
+            half: {k: local.get(k, v) for k, v in flat.items()} for half, flat in self.model.items()}
+        return tree.clone(model) if copied else model
 
     def goes_on_alone(self, state: ClientState) -> bool:
         """Whether a client continues from the model it trained itself, because models have not travelled since."""

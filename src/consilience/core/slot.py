@@ -52,16 +52,17 @@ class Slot:
     def load(self, **trees: Any) -> None:
         """Copy trees in; names are attributes. The first load fixes addresses and shapes."""
         self.counter.zero_()
+        pairs: list[tuple[Tensor, Tensor]] = []              # copied all at once
         for name, value in trees.items():
             if name in _ROWS:
                 if not hasattr(self, name):
                     setattr(self, name, tree.map(lambda t: t.new_zeros((self.room, *t.shape[1:])).to(self.x.device), value))
-                tree.map(lambda room, rows: room[: len(rows)].copy_(tree.sendable(rows, room.device), non_blocking=True),
-                         getattr(self, name), value)
+                pairs += [(room[: len(rows)], rows) for room, rows in tree.matched(getattr(self, name), value)]
             elif not hasattr(self, name):
                 setattr(self, name, tree.map(lambda t: t.detach().to(self.x.device, copy=True), value))
             else:
-                tree.copy_into(getattr(self, name), value)
+                pairs += tree.matched(getattr(self, name), value)
+        tree.copy_pairs(pairs)
 
     def model_of(self, phase: Phase) -> Model:
         return self.personal[phase.model]["model"] if phase.model in self.personal else self.model
