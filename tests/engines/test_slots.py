@@ -15,6 +15,7 @@ from consilience.core.population import Population
 from consilience.data import as_float
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
+from consilience.metrics.accuracy import score_global, score_personal
 from consilience.models import make
 from consilience.parts import PARTS
 from consilience.testing import largest_difference, run_tiny, state_of, trial
@@ -46,6 +47,21 @@ def test_partial_batches(name: str) -> None:
     how = {"rounds": 2, "device": "cuda", "last_batch": "keep", "sizes": (24, 17, 3, 11)}
     one, many = (run_tiny([trial(PARTS[name])], engine=engine, **how) for engine in (Sequential, Slots))
     assert largest_difference(one, many) <= 1e-5
+
+
+@pytest.mark.parametrize("names", [[], ["prbm"], ["babu"], ["ditto"], ["fomo"]])
+def test_scores_on_several_streams(names: list[str]) -> None:
+    """Clients that are scored on streams of their own score what they score one after another, however often they are asked."""
+    how = {"rounds": 2, "device": "cuda", "sizes": (24, 17, 30, 40, 26, 33)}
+    one, many = (run_tiny([trial(PARTS[n]) for n in names], engine=engine, **how) for engine in (Sequential, Slots))
+    rows, labels = [one.samples.rows[i].train for i in range(6)], [str(i) for i in range(6)]
+    for score in (score_global, score_personal):
+        wanted = score(one, rows, labels)
+        for _ in range(3):
+            got = score(many, rows, labels)
+            assert got.counts == wanted.counts
+            for measure, values in wanted.values.items():
+                assert got.values[measure] == pytest.approx(values, abs=1e-4)
 
 
 def test_cpu_and_gpu_agree() -> None:

@@ -1,9 +1,9 @@
 """Many clients at once on one GPU.
 
 Each slot has its own parameters, a stream and captured CUDA graphs of the step; a queue of clients passes through the slots,
-longest first, so that clients of unequal size need no padding. A graph holds `BLOCK` steps, because launching is what small
-models spend their time on; what is left over runs through a graph of one step. Batches are gathered inside the graph from
-data that already lie on the GPU, by a step counter on the device.
+longest first, so that clients of unequal size need no padding. A graph holds several steps, because launching is what small
+models spend their time on; what is left over runs through graphs of fewer steps. Batches are gathered inside the graph from
+data that already lie on the GPU, by a step counter on the device. Scoring and surveys spread clients over a few streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,14 +26,16 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 from .. import tree
-from ..core.federation import Work
+from ..core.engine import ClientTask
+from ..core.federation import Federation, Work
 from ..core.part import Phase
 from ..core.slot import Slot
 from ..core.step import Program
 from ..errors import ConfigError
 
 MOST_SLOTS = 20
-BLOCK = 8           # steps in a graph
+BLOCKS = (8, 4, 1)  # steps in a graph; a schedule is cut into the largest that fit
+SIDES = 4           # streams for what clients are asked outside training
 TURN = 4            # graphs a slot launches before the next slot has its turn
 WARM_UP = 2         # eager steps before a capture
 _CAPTURING = threading.Lock()      # of all engines of the process: collection, which must rest meanwhile, is theirs in common
@@ -58,6 +60,8 @@ class Slots:
     def __init__(self, program: Program, make_slot: Callable[[Work], Slot], most: int = MOST_SLOTS) -> None:
         self.program, self.make_slot, self.most = program, make_slot, most
         self.lanes: dict[str, list[_Lane]] = {}
+        self.sides: list[torch.cuda.Stream] = []
+        self._asking = False                         # clients are being asked on the side streams
         self.captured = True                         # False once a step could not be captured
         self.notes: list[str] = []                   # what the record should say
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -83,9 +87,57 @@ class Slots:
         for place in range(len(queue)):
             yield results.pop(place)
 
+    def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
+        """The task for every client, on a few streams in turn: no client waits for another, and the host for none of them."""
+        results: list[Any] | None = None
+        if len(numbers) > 1 and not self._asking:
+            try:
+                results = self._ask_all(fed, task, numbers, common, given)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+        if results is not None:
+            yield from results
+            return
+        if len(numbers) > 1 and not self._asking:    # several at once were too many: one by one
+            torch.cuda.synchronize()
+            with _CAPTURING:
+                torch.cuda.empty_cache()
+        for number, own in zip(numbers, given):
+            yield task(fed, number, common, own)
+
+    def _ask_all(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> list[Any]:
+        """All answers, before any is handed out: what is freed on a stream is used again there, so nothing of an answer may be
+        freed while its stream still serves other clients.
+        """
+        main = torch.cuda.current_stream()
+        while len(self.sides) < min(SIDES, len(numbers)):
+            self.sides.append(torch.cuda.Stream())
+        begun = main.record_event()
+        for stream in self.sides:
+            stream.wait_event(begun)
+        self._asking = True
+        try:
+            answers = []
+            for place, (number, own) in enumerate(zip(numbers, given)):
+                torch.cuda.set_stream(self.sides[place % len(self.sides)])
+                answers.append(task(fed, number, common, own))
+            return answers
+        finally:
+            self._asking = False
+            torch.cuda.set_stream(main)
+            for stream in self.sides:
+                main.wait_stream(stream)
+
     def _work_off(self, queue: list[Work], results: dict[int, Any]) -> None:
         """All works that have no result yet pass through the slots, the longest first."""
         main = torch.cuda.current_stream()
+        try:
+            self._pass_through(queue, results, main)
+        finally:
+            torch.cuda.set_stream(main)              # set and not entered: a context takes ten times as long
+
+    def _pass_through(self, queue: list[Work], results: dict[int, Any], main: torch.cuda.Stream) -> None:
         waiting = deque(sorted((i for i in range(len(queue)) if i not in results),
                                key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
         lanes = self._lanes_for(queue[waiting[0]], len(waiting), main)
@@ -97,8 +149,8 @@ class Slots:
                 active.append(lane)
                 continue
             assert lane.work is not None
-            with torch.cuda.stream(lane.stream):
-                results[lane.place] = lane.work.finish(lane.slot)
+            torch.cuda.set_stream(lane.stream)
+            results[lane.place] = lane.work.finish(lane.slot)
             if self._next(lane, queue, waiting):
                 active.append(lane)
         for lane in lanes:
@@ -107,12 +159,18 @@ class Slots:
     # ---- slots -----------------------------------------------------------------------------------------------------
 
     def _lanes_for(self, work: Work, clients: int, main: torch.cuda.Stream) -> list[_Lane]:
-        """As many slots as there are clients, up to the bound; every one ordered after what the main stream has done."""
+        """As many slots as there are clients, up to the bound; every one ordered after what the main stream has done.
+
+        A hook that trains while clients are asked does so on a side stream; what other such hooks were given may lie in memory that the
+        slot is about to use again, so it waits for all side streams.
+        """
         lanes = self.lanes.setdefault(work.kind, [])
         while len(lanes) < min(self.most, clients):
             lanes.append(_Lane(self.make_slot(work), torch.cuda.Stream(), torch.cuda.graph_pool_handle()))
+        done = [stream.record_event() for stream in {main, *(self.sides if self._asking else ())}]
         for lane in lanes:
-            lane.stream.wait_stream(main)
+            for event in done:
+                lane.stream.wait_event(event)
         return lanes[:clients]
 
     def _halve(self, kind: str) -> None:
@@ -143,8 +201,8 @@ class Slots:
             return False
         lane.place = waiting.popleft()
         work = lane.work = queue[lane.place]
-        with torch.cuda.stream(lane.stream):
-            work.load(lane.slot)
+        torch.cuda.set_stream(lane.stream)
+        work.load(lane.slot)
         lane.launches = deque(blocks_of(work.schedule) if self.captured else [])
         if not self.captured:
             self._eagerly(lane)
@@ -163,8 +221,8 @@ class Slots:
                     if _out_of_memory(error):
                         raise
                     return self._give_up_capture(lane, error)
-            with torch.cuda.stream(lane.stream):
-                graph.replay()
+            torch.cuda.set_stream(lane.stream)
+            graph.replay()
 
     def _capture(self, lane: _Lane, phase: Phase, size: int, steps: int) -> torch.cuda.CUDAGraph:
         """Record `steps` steps. What the warm-up wrote is undone; recording itself runs nothing."""
@@ -226,7 +284,9 @@ def blocks_of(schedule: list[tuple[Phase, list[int]]]) -> list[tuple[Phase, int,
             end = start
             while end < len(sizes) and sizes[end] == sizes[start]:
                 end += 1
-            full, rest = divmod(end - start, BLOCK)
-            out += [(phase, sizes[start], BLOCK)] * full + [(phase, sizes[start], 1)] * rest
+            left = end - start
+            for block in BLOCKS:
+                full, left = divmod(left, block)
+                out += [(phase, sizes[start], block)] * full
             start = end
     return out

@@ -63,18 +63,24 @@ def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
 def score_sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
           owners: int) -> dict[str, Tensor]:
     """Sums per owner of every measure, over the rows given."""
-    totals: dict[str, Tensor] = {}
-    start = 0
-    for x, y in fed.samples.batches(rows):
-        logits = fed.look(number, state, model, x, False, taps).logits
-        whose = tree.to(owner[start: start + len(y)], fed.device)
-        start += len(y)
-        for measure, values in per_sample(fed.population.task, logits, y).items():
-            if measure not in totals:
-                totals[measure] = torch.zeros(owners, dtype=torch.float64, device=fed.device)
-            totals[measure].index_add_(0, whose, values.double())
+    values = _score_rows(fed, number, state, model, taps, rows)
+    if fed.device.type == "cuda" and owners == 1:             # a sum in a fixed order, and nothing to send there
+        return {measure: v.double().sum()[None] for measure, v in values.items()}
+    whose = tree.to(owner, fed.device)
+    return {measure: torch.zeros(owners, dtype=torch.float64, device=fed.device).index_add_(0, whose, v.double())
+            for measure, v in values.items()}
+
+
+def _score_rows(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor) -> dict[str, Tensor]:
+    """One number per sample of every measure. Nothing here waits for the device."""
+    batches = [per_sample(fed.population.task, fed.look(number, state, model, x, False, taps).logits, y)
+               for x, y in fed.samples.batches(rows)]
     fed.samples.let_go()
-    return totals
+    return _joined(batches)
+
+
+def _joined(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {m: torch.cat([b[m] for b in batches]) for m in batches[0]} if batches else {}
 
 
 def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[int], scored: str, **extra: Any) -> Scores:
@@ -86,30 +92,20 @@ def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[in
 PIECE = 4                     # batches that one process scores at a time
 
 
-def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> list[dict[str, Tensor]]:
-    """One number per sample of every measure, batch by batch, for the model given or the global one."""
-    state = fed.client(number)
-    out = [per_sample(fed.population.task, fed.look(number, state, model or fed.model, x, False, False).logits, y)
-           for x, y in fed.samples.batches(rows)]
-    fed.samples.let_go()
-    return out
+def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> dict[str, Tensor]:
+    """One number per sample of every measure, for the model given or the global one."""
+    return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows)
 
 
 def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str) -> Scores:
     """One model, without any client's personal state, on rows of several owners at once."""
     counts = [len(r) for r in rows]
-    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)).to(fed.device)
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
     every = torch.cat(list(rows))
     pieces = every.split(PIECE * fed.policy.eval_batch) if len(every) else ()
-    totals: dict[str, Tensor] = {}
-    start = 0
-    for piece in fed.each(_score_piece, [0] * len(pieces), None if model is fed.model else model, pieces):
-        for batch in piece:
-            size = len(next(iter(batch.values())))
-            for measure, values in batch.items():
-                total = totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64, device=fed.device))
-                total.index_add_(0, owner[start: start + size], values.double())
-            start += size
+    scores = _joined(list(fed.each(_score_piece, [0] * len(pieces), None if model is fed.model else model, pieces)))
+    # added up on the host, in the order of the samples: a GPU adds to the same place in no fixed order
+    totals = {m: torch.zeros(len(rows), dtype=torch.float64).index_add_(0, owner, v.cpu().double()) for m, v in scores.items()}
     return _scores(totals, names, counts, scored)
 
 
@@ -120,14 +116,23 @@ def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) 
 
 def score_each(fed: Federation, asked: Iterable[Asked], names: Sequence[str], scored: str) -> Scores:
     """A model per client on rows of its own; clients that are not asked have no samples."""
-    totals: dict[str, Tensor] = {}
     counts = [0] * len(names)
+    places, sums = [], []
     for a in asked:
         counts[a.owner] = len(a.rows)
-        sums = score_sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1)
-        for measure, total in sums.items():
-            totals.setdefault(measure, torch.zeros(len(names), dtype=torch.float64))[a.owner] = float(total)
-    return _scores(totals, names, counts, scored)
+        places.append(a.owner)
+        sums.append(score_sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1))
+    return _scores(_placed(places, sums, len(names)), names, counts, scored)
+
+
+def _placed(places: Sequence[int], sums: Sequence[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """Each owner's sums at its place. They come from the device together, so that it is waited for once."""
+    totals: dict[str, Tensor] = {}
+    for measure in {m: None for own in sums for m in own}:
+        there = [(place, own[measure]) for place, own in zip(places, sums) if measure in own]
+        totals[measure] = torch.zeros(count, dtype=torch.float64)
+        totals[measure][[place for place, _ in there]] = torch.cat([total for _, total in there]).cpu()
+    return totals
 
 
 def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str], numbers: Sequence[int] | None = None) -> Scores:
@@ -138,12 +143,8 @@ def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]
     if not fed.personal:
         return score_global(fed, rows, names)
     places = [i for i, own in enumerate(rows) if len(own)]
-    totals: dict[str, Tensor] = {}
     each = fed.each(_score_own, [i if numbers is None else numbers[i] for i in places], None, [rows[i] for i in places])
-    for place, sums in zip(places, each):
-        for measure, total in sums.items():
-            totals.setdefault(measure, torch.zeros(len(rows), dtype=torch.float64))[place] = float(total)
-    return _scores(totals, names, [len(r) for r in rows], fed.personal_scoring)
+    return _scores(_placed(places, list(each), len(rows)), names, [len(r) for r in rows], fed.personal_scoring)
 
 
 def _score_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
