@@ -45,7 +45,7 @@ if triton is not None:
     def _forward_kernel(logits, target, out, rows, C, SOFT: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
         total = tl.zeros((ROWS,), tl.float32)
         for start in range(0, rows, ROWS):
-            at, inside, log_p, t = _tile(logits, target, start + tl.arange(0, ROWS), rows, C, SOFT, COLUMNS)
+            _at, _inside, log_p, t = _tile(logits, target, start + tl.arange(0, ROWS), rows, C, SOFT, COLUMNS)
             # a class ruled out by a logit of −∞ costs nothing where it is not the label
             total -= tl.sum(t * log_p if SOFT else tl.where(t == 0, 0.0, t * log_p), axis=1)
         tl.store(out, tl.sum(total, axis=0) / rows)
