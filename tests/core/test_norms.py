@@ -16,6 +16,7 @@ from consilience import rng
 from consilience.core import _groups_cuda, _norms_cuda, norms
 from consilience.core.norms import NormChain, norm_relu, relu_norm
 from consilience.core.stages import Chain
+from consilience.models import make
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALF = 2.0**-8 if DEVICE == "cuda" else 2.0**-7         # one rounding to bfloat16; the interpreter cuts off
@@ -214,3 +215,55 @@ def test_kernels_are_used_in_models() -> None:
     assert _groups_cuda.usable(nn.GroupNorm(8, 64).cuda(), torch.zeros(4, 64, 28, 28, device="cuda"))
     assert not _groups_cuda.usable(nn.GroupNorm(2, 64).cuda(), torch.zeros(4, 64, 56, 56, device="cuda"))      # 100,352 numbers a group
     assert norms.together(torch.zeros(4, 64, 8, 8, device="cuda"), [batch_norm(64).cuda(), nn.ReLU()], 0)[0] == 2      # type: ignore[index]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["resnet18(stem='3x3')", "mnist_cnn"])
+def test_a_model_with_the_kernels_learns_as_without(monkeypatch: pytest.MonkeyPatch, name: str, layout: str) -> None:
+    if DEVICE != "cuda" or not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    sample = (1, 28, 28) if name == "mnist_cnn" else (3, 32, 32)
+    x, seen = normal((16, *sample), "x", device="cuda").contiguous(memory_format=LAYOUTS[layout]), []
+    for kernels in (True, False):
+        if not kernels:
+            monkeypatch.setattr(_norms_cuda, "usable", lambda norm, x, add: False)
+            monkeypatch.setattr(_groups_cuda, "usable", lambda norm, x: False)
+        module = make(name, sample=sample, classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=LAYOUTS[layout])
+        logits = module.train()(x)
+        grads = torch.autograd.grad(F.cross_entropy(logits, torch.arange(16, device="cuda") % 10), list(module.parameters()))
+        with torch.no_grad():
+            scored = module.eval()(x)
+        named = zip((k for k, _ in module.named_parameters()), grads)
+        seen.append({"logits": logits.detach(), "scored": scored, **dict(named), **dict(module.named_buffers())})
+    for key, ours in seen[0].items():
+        near(ours, seen[1][key].double(), 2e-3, key)
+
+
+@pytest.mark.gpu
+def test_kernels_in_a_cuda_graph() -> None:
+    if DEVICE != "cuda" or not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    norm, eager = batch_norm(64).cuda(), batch_norm(64).cuda()
+    x = normal((8, 64, 8, 8), "x", torch.bfloat16, "cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
+
+    def run(layer: nn.Module) -> list[Tensor]:
+        y = norm_relu(layer, x, x)
+        return [y.detach(), *torch.autograd.grad(y, [x, layer.weight, layer.bias], torch.ones_like(y))]
+    for _ in range(3):
+        theirs = run(eager)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        run(norm)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours = run(norm)
+    graph.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert norm.num_batches_tracked.item() == eager.num_batches_tracked.item() == 3
+    for a, b in zip([*ours, norm.running_mean, norm.running_var], [*theirs, eager.running_mean, eager.running_var]):
+        assert torch.equal(a, b)
