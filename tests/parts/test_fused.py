@@ -46,11 +46,12 @@ def make(device: str) -> Make:
 
 
 def agree(theirs: Any, ours: Any, inputs: list[Tensor]) -> None:
-    """The same value and the same gradients, under a factor that is not 1."""
-    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)
+    """The same value and the same gradients, under a factor that is not 1. A GPU's exponentials are less exact than the CPU's."""
+    close: Any = {"rtol": 1e-5, "atol": 1e-5} if ours.is_cuda else {"rtol": 2e-6, "atol": 1e-6}
+    torch.testing.assert_close(ours, theirs, **close)
     want, got = (torch.autograd.grad(loss * 0.7, inputs, materialize_grads=True, retain_graph=True) for loss in (theirs, ours))
     for g, w in zip(got, want):
-        torch.testing.assert_close(g, w, rtol=2e-5, atol=1e-6)
+        torch.testing.assert_close(g, w, rtol=1e-4 if ours.is_cuda else 2e-5, atol=close["atol"])
 
 
 def labels(device: str, rows: int, classes: int, soft: bool) -> Tensor:
@@ -176,7 +177,7 @@ ROUNDS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_whole_rounds(monkeypatch: pytest.MonkeyPatch, device: str, name: str) -> None:
-    """Two rounds leave the same behind with and without kernels, and the kernels did run."""
+    """Two rounds leave the same behind with and without kernels, and the kernels did run. (Convolutions on a GPU round to TF32.)"""
     launched: list[int] = []
     real = _fused.launch
 
@@ -191,7 +192,7 @@ def test_whole_rounds(monkeypatch: pytest.MonkeyPatch, device: str, name: str) -
     monkeypatch.setattr(_fused, "DEVICE", "none")
     plain = run_tiny(ROUNDS[name], **how)
     assert len(launched) == count
-    assert largest_difference(fused, plain) < 2e-5
+    assert largest_difference(fused, plain) < (2e-3 if device == "cuda" else 2e-5)
 
 
 def test_wide_rows_and_other_types_take_the_tensor_operations(device: str) -> None:
