@@ -83,19 +83,17 @@ def choices(module: Any, kind: str) -> list[tuple[str, dict[str, int]]]:
         grid = ((16, 32), (16, 32), (64, 128, 256), (4,)) if kind == "forward" else ((16, 32), (16, 32, 64), (32, 64), (4,))
         where = "forward_blocks" if kind == "forward" else "backward_blocks"
     else:
-        grid = {"forward": ((16, 32, 64, 128), (32, 64), (32, 64, 128), (4,)), "weights": ((16, 32, 64), (32, 64), (64, 128), (4,)),
-                "inputs": ((16, 32, 64), (32, 64), (32, 64, 128), (4,))}[kind]
+        grid = {"forward": ((16, 32, 64, 128), (32, 64), (32, 64, 128), (4,)), "weights": ((16, 32, 64), (32, 64), (64, 128), (4,))}[kind]
         where = f"{kind}_blocks"
     return [(where, dict(zip(("BM", "BN", "BK", "num_warps"), c))) for c in itertools.product(*grid)]
 
 
-def attempt(job: tuple[str, str, dict[str, int], int], timed: bool) -> float | None:
-    name, kind, how, pieces = job
+def attempt(job: tuple[str, str, dict[str, int]], timed: bool) -> float | None:
+    name, kind, how = job
     module = _stage_cuda if name in STAGES else _linear_cuda
     where = choices(module, kind)[0][0]
-    before, count = getattr(module, where), _stage_cuda.PIECES
+    before = getattr(module, where)
     setattr(module, where, lambda *a: how)
-    _stage_cuda.PIECES = pieces
     try:
         act = (stage if name in STAGES else linear)(name)[kind]
         if timed:
@@ -106,40 +104,39 @@ def attempt(job: tuple[str, str, dict[str, int], int], timed: bool) -> float | N
         return None
     finally:
         setattr(module, where, before)
-        _stage_cuda.PIECES = count
     return None
 
 
-def compile_only(job: tuple[str, str, dict[str, int], int]) -> None:
+def compile_only(job: tuple[str, str, dict[str, int]]) -> None:
     attempt(job, timed=False)
 
 
 def search(only: str | None, names: tuple[str, ...]) -> None:
     jobs = []
     for name in names:
-        kinds = [k for k in (stage if name in STAGES else linear)(name) if not k.startswith("theirs") and (k != "both" or name in LINEAR)]
+        kinds = ("forward", "weights") if name in STAGES else ("forward", "both")
         for kind in kinds:
             if only and kind != only:
                 continue
             module = _stage_cuda if name in STAGES else _linear_cuda
-            width = LINEAR[name][1] if name in LINEAR else 4 * STAGES[name][1 if kind == "inputs" else 3]
+            width = LINEAR[name][1] if name in LINEAR else 4 * STAGES[name][3]
             for _, how in choices(module, kind):
                 if how["BN"] <= max(16, 2 * width - 1) and how["BM"] * how["BK"] <= 1 << 13:
-                    jobs += [(name, kind, how, p) for p in ((132, 264) if name in STAGES and kind != "forward" else (264,))]
+                    jobs.append((name, kind, how))
     print(len(jobs), "attempts", flush=True)
     start = time.perf_counter()
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_only, jobs, chunksize=8))
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     for (name, kind), mine in itertools.groupby(jobs, key=lambda job: job[:2]):
-        tries = sorted(((us, list(how.values()), p) for _, _, how, p in mine if (us := attempt((name, kind, how, p), timed=True))))
-        print(f"{name}, {kind}:", *(f"{us:.1f} {how} {p}" for us, how, p in tries[:5]), sep="\n    ", flush=True)
+        tries = sorted((us, list(job[2].values())) for job in mine if (us := attempt(job, timed=True)))
+        print(f"{name}, {kind}:", *(f"{us:.1f} {how}" for us, how in tries[:5]), sep="\n    ", flush=True)
 
 
 def main() -> None:
     args = argparse.ArgumentParser()
     args.add_argument("--search", action="store_true")
-    args.add_argument("--only", help="forward, weights, inputs or both")
+    args.add_argument("--only", help="forward, weights or both")
     args.add_argument("--no-linear", action="store_true")
     given = args.parse_args()
     for name in (*STAGES, *LINEAR):

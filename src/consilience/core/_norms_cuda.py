@@ -19,7 +19,7 @@ try:
 except ImportError:
     triton = None
 
-ALONE = 1 << 17             # bytes of a map that one program walks by itself, twice: they stay in its cache
+ALONE = 1 << 16             # bytes of a map that one program walks by itself, twice: they stay in its cache
 TILE, BACK_TILE = 1 << 14, 1 << 13      # numbers a program holds at once
 SHARES = 64                 # programs that share the positions of a large map
 
