@@ -4,7 +4,7 @@
 
 The plain loop: a DataLoader per client over tensors on the host, `.to(device)`, module, cross-entropy, SGD; clients one after another;
 the model averaged and scored on all test samples after every round. The product does the same rounds in the slots engine. Rates are
-client-steps per second of whole rounds, after one round of warm-up; ratios are product over plain loop.
+client-steps per second of whole rounds, after a warm-up; ratios are product over plain loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def plain(w: dict, rounds: int) -> float:
             start, steps = time.perf_counter(), 0
         received = {k: v.clone() for k, v in net.state_dict().items()}
         trained = []
-        for loader in loaders:
+        for loader in loaders if number else loaders[:1]:          # one client warms up
             net.load_state_dict(received)
             net.train()
             opt = torch.optim.SGD(net.parameters(), w["lr"])

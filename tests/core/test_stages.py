@@ -101,9 +101,10 @@ def test_points_inside_a_stage_are_heard(recorded: _Recorded) -> None:
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def cuda() -> None:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)        # the inputs' gradient is cuDNN's
 
 
 def _compare(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
