@@ -78,7 +78,8 @@ def test_memory_and_disk_are_what_was_estimated(data, tmp_path):
     assert said["store"] == "disk"
     assert told["parts"]["data"] == 0
     grown = said["after"] - said["before"]
-    assert grown < 200 * 2**20, grown / 2**20                   # a round's clients hold 20 models, variates, uploads and copies: 50 MiB
+    # a round's clients hold 20 models, variates, uploads and copies: 50 MiB; the C library keeps up to 150 MiB of what was freed
+    assert grown < 280 * 2**20, grown / 2**20
     assert told["memory_bytes"] / 2 < said["after"] < told["memory_bytes"] * 1.5
     used = sum(p.stat().st_size for p in (tmp_path / "r").rglob("*") if p.is_file())
     assert told["disk_bytes"] / 2.5 < used < told["disk_bytes"] * 1.2
