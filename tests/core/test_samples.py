@@ -116,6 +116,21 @@ def test_evaluation_batches_cover_everything_in_order():
     assert torch.equal(torch.cat([y for _, y in s.batches(rows)]), s.y[:20])
 
 
+def test_batches_joined_for_a_pass_over_a_client(monkeypatch: pytest.MonkeyPatch):
+    s = samples(0, eval_batch=3)
+    rows, one = torch.arange(20), s.x[0].numel()
+    sizes = lambda: [len(x) for x, _ in s.batches(rows, joined=True)]
+    assert sizes() == [3] * 6 + [2]                       # on a CPU none are
+    s.several = 4
+    assert sizes() == [12, 8]
+    assert [len(x) for x, _ in s.batches(rows)] == [3] * 6 + [2]
+    assert torch.equal(torch.cat([y for _, y in s.batches(rows, joined=True)]), s.y[:20])
+    monkeypatch.setattr("consilience.core.samples.AT_ONCE", 5 * one)
+    assert sizes() == [5] * 4
+    monkeypatch.setattr("consilience.core.samples.AT_ONCE", one)      # large samples: as in evaluation
+    assert sizes() == [3] * 6 + [2]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("policy", [{"epochs": 3, "last_batch": "keep"}, {"steps": 700}, {"steps": 700, "sampling": "replacement"}])
 def test_orders_drawn_on_a_gpu_are_those_of_the_host(policy):

@@ -118,7 +118,7 @@ def _compare(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
 
 # samples, channels, height, width, channels out, side, padding: DBE's stages, MOON's, padded, odd maps, a part of a block
 SHAPES = [(10, 1, 28, 28, 32, 5, 0), (10, 32, 12, 12, 64, 5, 0), (128, 3, 32, 32, 6, 5, 0), (128, 6, 14, 14, 16, 5, 0),
-          (7, 3, 9, 11, 20, 3, 1), (1, 3, 32, 32, 32, 5, 2), (300, 1, 28, 28, 10, 5, 0)]
+          (7, 3, 9, 11, 20, 3, 1), (1, 3, 32, 32, 32, 5, 2), (256, 1, 28, 28, 10, 5, 0)]
 
 
 @on_gpu
@@ -130,6 +130,7 @@ def test_stage_kernels(cuda: None, shape: tuple[int, ...], bias: bool) -> None:
     x = torch.randn(n, c, h, w, device="cuda", requires_grad=True)
     conv = nn.Conv2d(c, co, side, padding=pad, bias=bias).cuda()
     assert _stage_cuda.usable(x, conv)
+    assert not _stage_cuda.usable(x[:1].expand(257, -1, -1, -1).contiguous(), conv)
     leaves = [x, *conv.parameters()]
     b = None if conv.bias is None else conv.bias.double()
     theirs = F.max_pool2d(F.relu(F.conv2d(x.double(), conv.weight.double(), b, padding=pad)), 2)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience import rng, tree
+from consilience.core.client import consult
 from consilience.core.population import Population
 from consilience.data.federated import as_float
 from consilience.parts.anchors import Anchors
@@ -346,3 +347,16 @@ def test_anchors_of_the_clients_of_the_round_before() -> None:
 def test_with_all_clients_in_every_round_both_readings_are_one_from_the_second_round_on() -> None:
     current, previous = (run_tiny([Anchors(start=1, weight=2.0, clients=c)], rounds=3) for c in ("current", "previous"))
     assert differences(current, previous, in_model) == []
+
+
+def test_a_survey_in_joined_batches_counts_the_same_and_leaves_the_model_alone():
+    fed = tiny_federation([Anchors(start=0)], eval_batch=3)
+    ask = lambda: consult(fed, 0, ("anchors", "survey", [0]), None)
+    before = tree.clone(fed.model)
+    one_by_one = ask()
+    fed.samples.several = 4
+    joined = ask()
+    assert torch.equal(joined["count"], one_by_one["count"])
+    assert float(joined["count"].sum()) == fed.samples.size_of(0)
+    torch.testing.assert_close(joined["sum"], one_by_one["sum"], rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(before), tree.leaves(fed.model)))

@@ -19,7 +19,8 @@ try:
 except ImportError:
     triton = None
 
-MOST_CHANNELS, LONGEST = 64, 1024            # channels that come out; numbers that one output is a sum of: beyond these cuDNN is better
+LARGEST_BATCH, MOST_CHANNELS, LONGEST = 256, 64, 1024      # samples; channels that come out; numbers that one output is a sum of:
+                                                           # beyond these cuDNN is better
 PRECISION = "tf32x3"                         # three products of tensor cores: as exact as float32
 PROGRAMS, MOST_PIECES = 528, 128             # a sum over positions is cut into pieces: four programs for each of the GPU's processors
 
@@ -115,8 +116,8 @@ def usable(x: Tensor, conv: nn.Conv2d) -> bool:
     if triton is None or not x.is_cuda or x.dim() != 4 or x.dtype != torch.float32 or conv.weight.dtype != torch.float32:
         return False
     side, pad = conv.kernel_size[0], int(conv.padding[0])
-    return (conv.out_channels <= MOST_CHANNELS and conv.in_channels * side * side <= LONGEST and x.is_contiguous()
-            and conv.weight.is_contiguous() and min(x.shape[2:]) + 2 * pad - side + 1 >= 2 and 0 < x.numel() < 1 << 31
+    return (len(x) <= LARGEST_BATCH and conv.out_channels <= MOST_CHANNELS and conv.in_channels * side * side <= LONGEST
+            and x.is_contiguous() and conv.weight.is_contiguous() and min(x.shape[2:]) + 2 * pad - side + 1 >= 2 and 0 < x.numel() < 1 << 31
             and not torch.is_autocast_enabled("cuda"))
 
 

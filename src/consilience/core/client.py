@@ -70,9 +70,11 @@ class ClientView:
         return self._fed.samples.size_of(self.id)
 
     def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """The client's training samples (or those held back), in order, transformed as in evaluation."""
+        """The client's training samples (or those held back), in order, transformed as in evaluation. On a GPU small samples come in
+        larger batches than those of evaluation, for launching a pass takes longer than the pass.
+        """
         rows = self._fed.samples.rows[self.id]
-        yield from self._fed.samples.batches(rows.reserved if reserved else rows.train)
+        yield from self._fed.samples.batches(rows.reserved if reserved else rows.train, joined=True)
 
     def take(self, index: Tensor) -> Tensor:
         """Inputs of the client's training samples number `index`, any shape, transformed as in evaluation."""
@@ -217,7 +219,8 @@ def consult(fed: Federation, number: int, common: tuple[str, str, list[int]], ow
     name, stage, cohort = common
     part = next(p for p in fed.method.parts if p.name == name)
     state = fed.client(number)
-    upload: Tree = getattr(part, stage)(ClientView(fed, number, part, fed.received(state), state, stage, cohort))
+    received = fed.received(state, copied=False)          # parts only read it, and what they upload is copied below
+    upload: Tree = getattr(part, stage)(ClientView(fed, number, part, received, state, stage, cohort))
     if upload and fed.method.using("release"):
         upload = release(fed, number, state, cohort, f"{stage} {name}", {name: upload}, fed.model, False)[0][name]
     return tree.clone(upload)

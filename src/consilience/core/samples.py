@@ -16,6 +16,7 @@ from .population import Population, RowTable
 
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
 ON_DEVICE = 4096                              # orders of at least so many samples are drawn on the GPU that holds the data
+AT_ONCE, SEVERAL = 1 << 22, 4                 # numbers of input in one pass over a client on a GPU; batches joined into one at most
 
 
 class Rows(NamedTuple):
@@ -56,6 +57,7 @@ class Samples:
         self.rows = ClientRows(RowTable.of([population.table.rows]) if pooled else population.table, policy.seed, share_held)
         self._gather, self._first = getattr(population.transform, "gather", None), torch.zeros(1, dtype=torch.int64, device=device)
         self.smallest = 1                     # smallest batch that the model and the parts can work with
+        self.several = SEVERAL if device.type == "cuda" else 1      # 1 again once the GPU's memory did not suffice
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,9 +78,14 @@ class Samples:
             x = x.contiguous(memory_format=torch.channels_last)
         return x, y.long()                     # masks are stored in bytes
 
-    def batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(rows), self.policy.eval_batch):
-            yield self.inputs(rows[start: start + self.policy.eval_batch])
+    def batches(self, rows: Tensor, joined: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples in order, in batches for evaluation; `joined`, several of them as one where samples are small and on a GPU."""
+        rows = tree.to(rows, self.device)             # once for all batches
+        size = self.policy.eval_batch
+        if joined:
+            size = max(size, min(self.several * size, AT_ONCE // max(self.x[:1].numel(), 1)))
+        for start in range(0, len(rows), size):
+            yield self.inputs(rows[start: start + size])
 
     def let_go(self) -> None:
         """Samples that are mapped from a file need not stay in memory once they have been looked at."""

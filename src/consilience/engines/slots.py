@@ -99,7 +99,8 @@ class Slots:
         if results is not None:
             yield from results
             return
-        if len(numbers) > 1 and not self._asking:    # several at once were too many: one by one
+        if len(numbers) > 1 and not self._asking:    # several at once were too many: one by one, and in smaller batches
+            fed.samples.several = 1
             torch.cuda.synchronize()
             with _CAPTURING:
                 torch.cuda.empty_cache()

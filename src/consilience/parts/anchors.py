@@ -81,13 +81,12 @@ class Anchors(Part):
         return {"anchor": torch.zeros(spec.classes, spec.width), "seen": torch.zeros(spec.classes, dtype=torch.bool)}
 
     def _class_sums(self, c: ClientView, model: Model) -> Tree:
-        shape = c.shared["anchor"].shape
-        total, start = c.shared["anchor"].new_zeros(shape), 0
-        hot = as_probabilities(c.labels().long(), shape[0])       # of all samples at once: a batch then adds one product
-        for x, _ in c.batches():
-            total = torch.addmm(total, hot[start: start + len(x)].T, c.forward(model, x).before[c.spec.features])
-            start += len(x)
-        count = hot.sum(0)
+        anchor = c.shared["anchor"]
+        total, count = torch.zeros_like(anchor), anchor.new_zeros(len(anchor))
+        for x, y in c.batches():
+            hot = as_probabilities(y, len(anchor))
+            total = torch.addmm(total, hot.T, c.forward(model, x).before[c.spec.features])
+            count = count + hot.sum(0)
         if self.aggregation == "weighted":
             return {"sum": total, "count": count}
         has = count[:, None] > 0              # a client without the class adopts the global anchor
