@@ -444,3 +444,22 @@ def test_what_travels_is_two_numbers_per_channel_each_way() -> None:
     assert second[1].bytes_up - second[0].bytes_up == 3 * 8 * 4
     assert second[1].bytes_down - second[0].bytes_down == 3 * 8 * 4
     assert first[1].bytes_up - first[0].bytes_up == 3 * 8 * 4
+
+
+def test_a_kernel_can_fold_the_key_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[tuple[int, int]] = []
+    tap = Ffa.tap
+
+    def watched(part: Ffa, v: Any, point: str, x: torch.Tensor) -> Any:
+        base, counter, number = v.unfolded(point)
+        folded = rng.fold(base if counter is None else rng.fold(base, counter[0]), number)
+        keys.append((int(folded), int(v.key(point))))
+        return tap(part, v, point, x)
+    monkeypatch.setattr(Ffa, "tap", watched)
+    fed = run_tiny([Ffa(p=1.0)], rounds=1)
+    steps = len(keys)
+    fed.look(0, fed.client(0), fed.model, fed.samples.x[:4].float(), False, True)             # has no counter
+    assert steps > 4
+    assert len(keys) > steps
+    assert all(one == other for one, other in keys)
+    assert len(set(keys)) == len(keys)

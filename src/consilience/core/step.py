@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ def _own(home: str) -> Any:
 
 def _slot(name: str) -> Any:
     return property(lambda v: getattr(v._pass.step.slot, name))
+
+
+class Unfolded(NamedTuple):
+    """What a key is made of: fold(fold(base, counter), number), or fold(base, number) without a counter."""
+
+    base: Tensor
+    counter: Tensor | None
+    number: int
 
 
 class StepView:
@@ -89,12 +97,24 @@ class StepView:
     def train(self) -> bool:
         return self._pass.train
 
+    @property
+    def first_on_gradient(self) -> bool:
+        """Whether this part's `grad` is given the gradient of the step's loss as it is: no part acts before, or takes it elsewhere."""
+        hooks = self._pass.step.hooks
+        return not hooks["gradient"] and bool(hooks["grad"]) and hooks["grad"][0] is self._part
+
     def task_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return self._pass.step.program.task.loss(logits, target)
 
     def key(self, *words: str | int) -> Tensor:
         """A key for this step, pass, part and words."""
         return rng.key(self._pass.step.key, self._label, self._part.name, *words)
+
+    def unfolded(self, *words: str | int) -> Unfolded:
+        """`key`, for kernels that make it for themselves."""
+        step, number = self._pass.step, rng.number(self._label, self._part.name, *words)
+        counter = getattr(step.slot, "counter", None)
+        return Unfolded(step.key if counter is None else step.slot.key, counter, number)
 
     def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, label: str = "batch") -> Trace:
         """One pass of `model`. Gradients flow only through v.model; equal calls in a step are computed once."""

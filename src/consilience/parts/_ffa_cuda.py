@@ -1,7 +1,8 @@
 """FedFA's layer as one fused CUDA kernel forward and one backward; the formulas are those of `ffa`.
 
 Written in tensor operations a stage launches about ninety small kernels in a step, more than the whole CNN it sits in. Here one program
-serves one channel: a batch's maps of a channel fit into registers. The draws are those of `rng.uniform`, bit for bit.
+serves one channel: a batch's maps of a channel fit into registers. The draws are those of `rng.uniform`, bit for bit, and their key is
+made here too: three kernels that fold one number each would take as long as the layer.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..core.step import Unfolded
 from ..tree import Tree
 
 try:
     import triton
     import triton.language as tl
 
-    from .._rng_cuda import uniform_at
+    from .._rng_cuda import fold_with, uniform_at
 except ImportError:
     triton = None
 
 LARGEST = 1 << 15           # values of a channel that one program can hold
+PER_WARP = 1 << 8           # of them to a warp: more need more registers than there are, fewer make warps wait for each other
 _SHARING = {"none": 0, "random": 0, "direct": 1, "per_channel": 2, "scalar": 2}
 
 
@@ -37,7 +40,20 @@ def _above(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def warps(samples: int, positions: int) -> int:
+    """Of a program that holds so many samples × positions, both powers of two."""
+    return max(1, min(16, samples * positions // PER_WARP))
+
+
 if triton is not None:
+    @triton.jit
+    def _seed(key, counter, word, COUNTED: tl.constexpr, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
+        """`StepView.key`: the slot's key with the step's number folded in, where it is not yet, then the number of the words."""
+        seed = tl.load(key)
+        if COUNTED:
+            seed = fold_with(seed, tl.load(counter), GOLDEN, MIX_1, MIX_2)
+        return fold_with(seed, word, GOLDEN, MIX_1, MIX_2)
+
     @triton.jit
     def _noise(key, statistic, b, c, B, C, GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
         """Standard normal numbers, one per sample; number 0 of the draw is the coin."""
@@ -70,8 +86,8 @@ if triton is not None:
         return middle, apart, wide
 
     @triton.jit
-    def _forward(x, y, key, over_mean, over_std, means, stds, old_mean, old_std, old_left, moved_mean, moved_std, moved_left, momentum,
-                 B, C, P, x_b, x_c, x_p, map_divisor, batch_divisor, chance,
+    def _forward(x, y, key, counter, over_mean, over_std, means, stds, old_mean, old_std, old_left, moved_mean, moved_std, moved_left,
+                 momentum, word, B, C, P, x_b, x_c, x_p, map_divisor, batch_divisor, chance, COUNTED: tl.constexpr,
                  EPS: tl.constexpr, SHARING: tl.constexpr, FIXED: tl.constexpr, BB: tl.constexpr, CC: tl.constexpr, PP: tl.constexpr,
                  GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
         c = tl.program_id(0)
@@ -82,7 +98,7 @@ if triton is not None:
         mean = tl.sum(value, 1) / P
         apart = tl.where(mask, value - mean[:, None], 0.0)
         std = tl.sqrt(tl.sum(apart * apart, 1) / map_divisor + EPS)
-        seed = tl.load(key)
+        seed = _seed(key, counter, word, COUNTED, GOLDEN, MIX_1, MIX_2)
         mean_all, _m, mean_wide = _spread(mean, here, _factor(over_mean, c, C, EPS, SHARING, CC), B, batch_divisor, EPS, FIXED)
         std_all, _s, std_wide = _spread(std, here, _factor(over_std, c, C, EPS, SHARING, CC), B, batch_divisor, EPS, FIXED)
         new_mean = mean + mean_wide * _noise(seed, 0, b, c, B, C, GOLDEN, MIX_1, MIX_2)
@@ -102,7 +118,8 @@ if triton is not None:
         tl.store(moved_left, tl.where(heads, momentum * left, left))
 
     @triton.jit
-    def _backward(x, grad, out, key, over_mean, over_std, means, stds, B, C, P, x_b, x_c, x_p, map_divisor, batch_divisor, chance,
+    def _backward(x, grad, out, key, counter, over_mean, over_std, means, stds,
+                  word, B, C, P, x_b, x_c, x_p, map_divisor, batch_divisor, chance, COUNTED: tl.constexpr,
                   EPS: tl.constexpr, SHARING: tl.constexpr, FIXED: tl.constexpr, BB: tl.constexpr, CC: tl.constexpr, PP: tl.constexpr,
                   GOLDEN: tl.constexpr, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
         """With S₁ = Σ_p g and S₂ = Σ_p g·x of a sample, ratio r = σ̂/σ, ν the noise and Σ̂² = f·(V + ε), V over the batch of size B:
@@ -117,7 +134,7 @@ if triton is not None:
         value, g = tl.load(x + place, mask=mask, other=0.0), tl.load(grad + place, mask=mask, other=0.0)
         mean = tl.load(means + b * C + c, mask=here, other=0.0)
         std = tl.load(stds + b * C + c, mask=here, other=1.0)
-        seed = tl.load(key)
+        seed = _seed(key, counter, word, COUNTED, GOLDEN, MIX_1, MIX_2)
         f_mean, f_std = _factor(over_mean, c, C, EPS, SHARING, CC), _factor(over_std, c, C, EPS, SHARING, CC)
         _ma, mean_apart, mean_wide = _spread(mean, here, f_mean, B, batch_divisor, EPS, FIXED)
         _sa, std_apart, std_wide = _spread(std, here, f_std, B, batch_divisor, EPS, FIXED)
@@ -149,18 +166,23 @@ def _geometry(x: Tensor, unbiased: bool) -> tuple[Any, ...]:
 
 class _Jitter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, key: Tensor, over: Tree, old: Tree, left: Tensor, chance: float, momentum: float, sharing: str,
+    def forward(ctx: Any, x: Tensor, seed: Unfolded, over: Tree, old: Tree, left: Tensor, chance: float, momentum: float, sharing: str,
                 unbiased: bool, eps: float) -> Any:
         if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             x = x.contiguous()
         b, c, h, w = x.shape
         y, means, stds = torch.empty_like(x), x.new_empty(b, c), x.new_empty(b, c)
         moved = torch.empty_like(old["mean"]), torch.empty_like(old["std"]), torch.empty_like(left)
-        ctx.how = (*_geometry(x, unbiased), chance, eps, _SHARING[sharing], sharing == "random", _above(b), _above(c), _above(h * w),
-                   *rng.HASH_CONSTANTS)
+        key, counter, word = seed
+        ctx.how = (word, *_geometry(x, unbiased), chance, counter is not None, eps, _SHARING[sharing], sharing == "random", _above(b),
+                   _above(c), _above(h * w), *rng.HASH_CONSTANTS)
+        ctx.warps = warps(_above(b), _above(h * w))
+        counter = key if counter is None else counter
         with torch.cuda.device_of(x):
-            _forward[(c,)](x, y, key, over["mean"], over["std"], means, stds, old["mean"], old["std"], left, *moved, momentum, *ctx.how)
-        ctx.save_for_backward(x, key, over["mean"], over["std"], means, stds)
+            _forward[(c,)](x, y, key, counter, over["mean"], over["std"], means, stds, old["mean"], old["std"], left, *moved, momentum,
+                           *ctx.how, num_warps=ctx.warps)
+        ctx.save_for_backward(x, over["mean"], over["std"], means, stds)
+        ctx.seed = key, counter           # not saved: the counter moves on after the way back, and saving it would forbid that
         ctx.mark_non_differentiable(*moved)
         ctx.set_materialize_grads(False)                  # zeros for the statistics would be three more kernels
         return y, *moved
@@ -171,12 +193,12 @@ class _Jitter(torch.autograd.Function):
         like = torch.contiguous_format if x.is_contiguous() else torch.channels_last
         grad, out = grads[0].contiguous(memory_format=like), torch.empty_like(x)
         with torch.cuda.device_of(x):
-            _backward[(x.shape[1],)](x, grad, out, *others, *ctx.how)
+            _backward[(x.shape[1],)](x, grad, out, *ctx.seed, *others, *ctx.how, num_warps=ctx.warps)
         return out, *[None] * 9
 
 
-def jitter(x: Tensor, key: Tensor, over: Tree, old: Tree, left: Tensor, chance: float, momentum: float, sharing: str, unbiased: bool,
+def jitter(x: Tensor, seed: Unfolded, over: Tree, old: Tree, left: Tensor, chance: float, momentum: float, sharing: str, unbiased: bool,
            eps: float) -> tuple[Tensor, Tree]:
     """What `Ffa.tap` returns. over: variance over clients; old, left: momentum statistics before this step."""
-    y, mean, std, rest = _Jitter.apply(x, key, over, old, left, chance, momentum, sharing, unbiased, eps)
+    y, mean, std, rest = _Jitter.apply(x, seed, over, old, left, chance, momentum, sharing, unbiased, eps)
     return y, {"stats": {"mean": mean, "std": std}, "left": rest}

@@ -110,7 +110,7 @@ class Ffa(Part):
             return x
         over, old, left = v.shared["variance"][point], v.scratch["stats"][point], v.scratch["left"][point]
         if _ffa_cuda.usable(x):
-            return _ffa_cuda.jitter(x, v.key(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
+            return _ffa_cuda.jitter(x, v.unfolded(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
         correction = int(self.unbiased)
         var, mean = torch.var_mean(x, (2, 3), correction=correction)
         now = torch.stack([mean, (var + EPS).sqrt()])                 # statistic × sample × channel
