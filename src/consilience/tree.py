@@ -197,6 +197,8 @@ class _SquaredDistance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, n: int, *tensors: Tensor) -> Tensor:
         ctx.difference = torch._foreach_sub(tensors[:n], tensors[n:])
+        if tensors[0].is_cuda:                            # a product of each with itself is two kernels a tensor
+            return torch.stack(torch._foreach_norm(ctx.difference)).square().sum()
         return torch.stack([torch.dot(d.flatten(), d.flatten()) for d in ctx.difference]).sum()
 
     @staticmethod

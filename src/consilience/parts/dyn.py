@@ -13,6 +13,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Flat, Tree
+from . import _pull
 from ._reasons import NEEDS_AVERAGE
 
 
@@ -51,7 +52,10 @@ class Dyn(Part):
         return {"target": tree.add(c.kept["h"], c.received["params"])}
 
     def loss(self, v: StepView) -> Any:
-        return 0.5 * self.alpha * tree.sq_dist(tree.pick(v.params, v.travelling), v.scratch["target"])
+        return _pull.loss(v, v.travelling, v.scratch["target"], self.alpha)
+
+    def grad(self, v: StepView, g: Flat) -> Flat:
+        return _pull.grad(v, g, v.travelling, v.scratch["target"], self.alpha)
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
         moved = tree.sub(tree.pick(c.model["params"], c.kept["h"]), c.received["params"])

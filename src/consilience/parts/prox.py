@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .. import tree
 from ..core.part import Part
 from ..core.step import StepView
 from ..options import option
+from ..tree import Flat
+from . import _pull
 
 
 @dataclass(frozen=True)
@@ -24,4 +25,7 @@ class Prox(Part):
     neutral = {"mu": 0.0}
 
     def loss(self, v: StepView) -> Any:
-        return 0.5 * self.mu * tree.sq_dist(tree.pick(v.params, v.travelling), v.received["params"])
+        return _pull.loss(v, v.travelling, v.received["params"], self.mu)
+
+    def grad(self, v: StepView, g: Flat) -> Flat:
+        return _pull.grad(v, g, v.travelling, v.received["params"], self.mu)
