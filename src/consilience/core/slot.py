@@ -38,6 +38,7 @@ class Slot:
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.losses = torch.zeros(self.room, device=x.device)
         self._one = torch.ones((), device=x.device)
+        self._one.always_one = True           # type: ignore[attr-defined]   # nothing to multiply by, and known without looking
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
 

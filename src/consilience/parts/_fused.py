@@ -54,7 +54,10 @@ class _Known(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Any:
         grads = ctx.saved_tensors
-        scaled = torch._foreach_mul(grads, above[0]) if len(grads) > 1 else [grads[0] * above[0]]      # one kernel either way
+        if getattr(above[0], "always_one", False):        # the step's own start of the way back: sums hand it on as it is
+            scaled = grads
+        else:
+            scaled = torch._foreach_mul(grads, above[0]) if len(grads) > 1 else [grads[0] * above[0]]      # one kernel either way
         return None, None, *(g.expand(shape) for g, shape in zip(scaled, ctx.shapes)), *[None] * len(grads)
 
 
