@@ -38,7 +38,7 @@ def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, setti
 
 def contrast(z: Any, pseudo: Any, fixed: Any, **settings: Any) -> float:
     part = Debias(**({"projection": "none"} | settings))
-    projected = part._projected(None, *(torch.tensor(t) for t in (pseudo, fixed, z)))  # type: ignore[arg-type]
+    projected = part._projected(None, _pseudo_data.paired(*(torch.tensor(t) for t in (pseudo, fixed, z))))  # type: ignore[arg-type]
     return float(part._terms(projected, 1.0))
 
 

@@ -94,4 +94,6 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     for part in method.using("plain_keys"):
         plainly = part.plain_keys(plainly, spec)
     plain = Phase("plain", plainly, model="plain", epochs=1)
-    return Assembled(Program(network, method, [*phases, plain], spec, population.task, population.transform), phases, plain)
+    apart_in_passes = bool(method.using("beside")) and network.keeps_samples_apart(spec.model, x)
+    program = Program(network, method, [*phases, plain], spec, population.task, population.transform, apart_in_passes)
+    return Assembled(program, phases, plain)

@@ -76,6 +76,16 @@ class Trace:
         self.notes: dict[str, dict[str, Any]] = {}
         self.logits: Tensor = None  # type: ignore[assignment]  # set by the forward pass
 
+    def split(self, sizes: list[int]) -> list[Trace]:
+        """One trace for each run of samples, of a pass without taps. The way back joins them in one operation a tensor."""
+        out = [Trace() for _ in sizes]
+        for point, whole in self.before.items():
+            for trace, piece in zip(out, whole.split(sizes)):
+                trace.before[point] = trace.after[point] = piece
+        for trace, piece in zip(out, self.logits.split(sizes)):
+            trace.logits = piece
+        return out
+
 
 Tap = Callable[[Trace, str, Tensor], Tensor]
 
@@ -196,6 +206,17 @@ class Network:
             raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
                               "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
         return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, trace.logits.shape[1]
+
+    @torch.no_grad()
+    def keeps_samples_apart(self, model: Model, x: Tensor) -> bool:
+        """Whether a training pass treats every sample as if it were alone. Tried on two samples, which have to differ to show it."""
+        if torch.equal(x[0], x[1]) or any(isinstance(m, NORMS) or (isinstance(m, KeyedDropout) and m.p) for m in self._modules):
+            return False
+        tried = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
+        one, other = (self.forward(tried, rows, train=True, update_buffers=True) for rows in (x[:2], x[[0, 0]]))
+        self._hold(model, True)
+        return (torch.equal(one.logits[0], other.logits[0]) and all(torch.equal(one.before[p][0], other.before[p][0]) for p in self.points)
+                and all(torch.equal(t, tried["buffers"][k]) for k, t in model["buffers"].items()))
 
     def norm_keys(self) -> frozenset[str]:
         """Keys of normalisation layers with running statistics, found by type."""

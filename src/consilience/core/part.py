@@ -169,6 +169,7 @@ class Part:
     def personalise(self, c: ClientView) -> tuple[Model, bool]: return c.received, True
     # inside a step
     def batch(self, v: StepView) -> Batch: return v.batch
+    def beside(self, v: StepView) -> Tensor | None: return None      # samples that `v.forward(v.model, …)` will be asked for
     def tap(self, v: StepView, point: str, x: Tensor) -> Any: return x
     def relabel(self, v: StepView) -> Tensor: return v.batch.target
     def track(self, v: StepView) -> Tree: return v.scratch
@@ -189,8 +190,8 @@ class Part:
 
 HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
          "exchange", "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
-         "batch", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
+         "batch", "beside", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
          "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
-STEP_HOOKS = ("tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
+STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
 EXCLUSIVE = ("main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them

@@ -140,6 +140,7 @@ class Pass:
         self.trace: Trace | None = None
         self.scratch: Tree = step.slot.scratch
         self.memo: dict[Any, Any] = {}
+        self.beside: dict[int, tuple[Trace, Tensor]] = {}         # id of what went through the main pass beside the batch -> its trace
         self.terms: list[tuple[str, Any]] = []
         self.relabelled: Tensor | None = None
 
@@ -172,6 +173,8 @@ class Pass:
 
     def forward(self, model: Model, x: Tensor, train: bool, taps: bool, label: str) -> Trace:
         mine = model is self.model
+        if mine and train and id(x) in self.beside:
+            return self.beside[id(x)][0]
         memo = self.memo if mine else self.step.memo
         call = (id(model), id(x), train, taps, label)
         if call not in memo:
@@ -181,14 +184,28 @@ class Pass:
             memo[call] = trace, model, x          # model and x stay alive, so their ids stay theirs
         return memo[call][0]
 
+    def _main_trace(self, main: bool) -> Trace:
+        """The pass over the batch, and in the same one over what parts ask for beside it."""
+        step, x = self.step, self.step.batch.x
+        asked = [part.beside(view) for part, view in self.views("beside")]
+        beside = [b for b in asked if b is not None and b.shape[1:] == x.shape[1:] and b.dtype == x.dtype]
+        if beside:
+            lay = step.program.lay_out
+            x = torch.cat([x, *(lay(b) for b in beside)])
+        trace = step.program.network.forward(self.model, x, True, self.tap("batch"), update_buffers=main, key=self._dropout_key("batch"))
+        if not beside:
+            return trace
+        own, *others = trace.split([len(step.batch.x), *(len(b) for b in beside)])
+        self.beside = {id(b): (other, b) for b, other in zip(beside, others)}        # b stays alive, so its id stays its own
+        return own
+
     def objective(self, main: bool) -> Tensor:
         """Task loss plus added terms. Only the main (first) pass moves buffers and lets adversaries step."""
         step = self.step
         if main:
             for part, view in self.views("before"):
                 step.program.step_apart(part, view, part.before)
-        self.trace = step.program.network.forward(self.model, step.batch.x, True, self.tap("batch"), update_buffers=main,
-                                                  key=self._dropout_key("batch"))
+        self.trace = self._main_trace(main)
         for part, view in self.views("relabel"):
             self.relabelled = part.relabel(view)
         track = self.views("track")
@@ -234,9 +251,7 @@ class Step:
         index = slot.index.index_select(0, slot.counter)[0][:size]
         x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
                                  rng.key(self.key, "transform") if program.random_transform else None)
-        if program.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return x, y.long()                            # masks are stored in bytes
+        return program.lay_out(x), y.long()           # masks are stored in bytes
 
     @cached_property
     def key(self) -> Tensor:
@@ -267,7 +282,7 @@ class Program:
     """A method made ready: which parts act in which phase, and the step that folds them."""
 
     def __init__(self, network: Network, method: Method, phases: list[Phase], spec: Spec, task: Task,
-                 transform: Callable[..., Any]) -> None:
+                 transform: Callable[..., Any], samples_apart: bool = False) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
         self.gather = getattr(transform, "gather", None)
@@ -275,10 +290,17 @@ class Program:
         self.trains = {p.name: frozenset(p.keys) for p in phases}
         self.travelling = {p.name: tuple(k for k in p.keys if k in set(spec.trained)) for p in phases}
         self.hooks = {p.name: method.hooks(p, uploads=bool(self.travelling[p.name]) or not spec.trained) for p in phases}
+        for hooks in self.hooks.values():             # one pass for two batches: only where neither shows in what the other gives
+            if not samples_apart or hooks["tap"] or hooks["relabel"] or hooks["gradient"]:
+                hooks["beside"] = []
         apart = {p.name for hook in ("before", "adversary") for p in method.using(hook)}
         # parts whose personal tensors descend the main loss in this phase
         self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
                                   if p.model == "model" and q.name not in apart] for p in phases}
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """Images in the run's layout."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
         """A part's own plain SGD step on what it attached or holds personally, apart from the main loss."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core.client import ClientView
+from ..core.network import Trace
 from ..core.part import Spec
 from ..core.step import StepView
 from ..core.task import as_probabilities
@@ -34,3 +35,27 @@ def mixture(v: StepView, x: Tensor, mix: int) -> tuple[Tensor, Tensor]:
     drawn = rng.integers(v.key("mix"), len(v.batch.x), (len(x), mix))
     labels = as_probabilities(v.batch.target, v.spec.classes)
     return (x + v.batch.x[drawn].sum(1)) / (mix + 1), (1.0 / v.spec.classes + labels[drawn].sum(1)) / (mix + 1)
+
+
+def of_step(v: StepView, mix: int) -> tuple[Tensor, Tensor | None]:
+    """A step's pseudo inputs, mixed with the batch where `mix` says so, and their labels: none where they are uniform."""
+    x = v.shared["pseudo"]
+    return v.once("pseudo", lambda: mixture(v, x, mix)) if mix else (x, None)
+
+
+def passed(v: StepView, x: Tensor) -> Trace:
+    """The model's pass over a step's pseudo inputs."""
+    return v.forward(v.model, x, train=True, label="pseudo")
+
+
+def features(v: StepView, x: Tensor) -> Tensor:
+    """z_p, z_g and z one below the other. z_g comes from the round's scratch, or from a pass of the received model."""
+    at = v.spec.features
+    fixed = v.scratch["global"] if "global" in v.scratch else v.forward(v.received, x, label="pseudo").before[at]
+    return paired(passed(v, x).before[at], fixed, v.features)
+
+
+def paired(*rows: Tensor) -> Tensor:
+    """Row i beside row i of the others: where the last batch is smaller, its rows meet the first of the pseudo-data."""
+    n = len(rows[-1])
+    return torch.cat([r if len(r) == n else r[:n] for r in rows])

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.client import ClientView
-from ..core.network import Trace
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
@@ -106,18 +105,16 @@ class Debias(Part):
             return {}
         return {"global": c.forward(c.received, c.shared["pseudo"]).before[c.spec.features]}
 
-    def _seen(self, v: StepView) -> tuple[Trace, Tensor, Tensor | None]:
-        """The model's pass over the pseudo-data (one for both steps), z_g, and the pseudo labels: none where they are uniform."""
-        x, q = v.shared["pseudo"], None
-        if self.pseudo == "mixture" and self.mix:
-            x, q = v.once("pseudo", lambda: _pseudo_data.mixture(v, x, self.mix))
-        fixed = v.scratch["global"] if "global" in v.scratch else v.forward(v.received, x, label="pseudo").before[v.spec.features]
-        return v.forward(v.model, x, train=True, label="pseudo"), fixed, q
+    def _pseudo(self, v: StepView) -> tuple[Tensor, Tensor | None]:
+        """This step's pseudo-data and their labels: none where they are uniform."""
+        return _pseudo_data.of_step(v, self.mix if self.pseudo == "mixture" else 0)
 
-    def _projected(self, v: StepView, *features: Tensor, train: bool = False) -> Tensor:
+    def _features(self, v: StepView) -> Tensor:
+        """z_p, z_g and z, joined once for both steps."""
+        return v.once("features", lambda: _pseudo_data.features(v, self._pseudo(v)[0]))
+
+    def _projected(self, v: StepView, x: Tensor, train: bool = False) -> Tensor:
         """One pass of P over all features. In the min step P is a constant: nobody asks for its gradient."""
-        n = len(features[-1])                                # a smaller last batch: pair the first rows
-        x = torch.cat([f if len(f) == n else f[:n] for f in features])
         if self.projection == "none":
             return x
         still = {k: p.detach() if k.startswith(self.name + ".") else p for k, p in v.params.items()}
@@ -136,14 +133,17 @@ class Debias(Part):
             total = total + mu * F.softplus((p * (a2 * far - a1 * near)).sum(1)).mean()
         return total
 
+    def beside(self, v: StepView) -> Tensor | None:
+        return self._pseudo(v)[0] if self.mu or self.lam else None
+
     def adversary(self, v: StepView) -> Any:
         if not self.mu or not self.max_step or self.projection == "none":
             return 0.0
-        trace, fixed, _ = self._seen(v)
-        features = trace.before[v.spec.features].detach(), fixed, v.features.detach()
-        return self._terms(self._projected(v, *features, train=True), -1.0)
+        return self._terms(self._projected(v, self._features(v).detach(), train=True), -1.0)
 
     def loss(self, v: StepView) -> Any:
-        trace, fixed, q = self._seen(v)
-        projected = self._projected(v, trace.before[v.spec.features], fixed, v.features) if self.mu else None
-        return self._terms(projected, self.mu, trace.logits, q)
+        if not self.mu and not self.lam:
+            return 0.0
+        projected = self._projected(v, self._features(v)) if self.mu else None
+        x, labels = self._pseudo(v)
+        return self._terms(projected, self.mu, _pseudo_data.passed(v, x).logits if self.lam else None, labels)
