@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ class Slot:
         self._one.always_one = True           # type: ignore[attr-defined]   # nothing to multiply by, and known without looking
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
+        self._own: set[int] | None = None     # while steps hand on what they tracked: the memory that the slot's tensors lie in
 
     def one_for(self, loss: Tensor) -> Tensor | None:
         """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
@@ -64,6 +67,36 @@ class Slot:
             else:
                 pairs += tree.matched(getattr(self, name), value)
         tree.copy_pairs(pairs)
+
+    @contextmanager
+    def handing_on(self) -> Iterator[None]:
+        """For steps that are recorded one after another: what one tracked is handed to the next, and after the last copied to where it
+        lies. A copy in every step would be one more kernel in each.
+        """
+        homes = [home for home in vars(self).values() if isinstance(home, (dict, Tensor))]
+        fixed, self._own = self.scratch, {t.untyped_storage().data_ptr() for home in homes for t in tree.leaves(home)}
+        try:
+            yield
+            tree.copy_pairs((to, t) for to, t in tree.matched(fixed, self.scratch) if to is not t)
+        finally:
+            self.scratch, self._own = fixed, None
+
+    def track(self, name: str, new: Tree) -> None:
+        """What a part tracked in a step becomes its scratch."""
+        old = self.scratch[name]
+        if self._own is None:
+            tree.copy_into(old, new)
+        elif all(self._lasts(t, before) for before, t in tree.matched(old, new)):
+            self.scratch = {**self.scratch, name: tree.map(lambda t: t.detach() if t.requires_grad else t, new)}
+        else:
+            copies = tree.map(torch.empty_like, old)
+            tree.copy_into(copies, new)
+            self.scratch = {**self.scratch, name: copies}
+
+    def _lasts(self, new: Tensor, old: Tensor) -> bool:
+        """Whether a tensor can stand for the old one, and no later step writes to it."""
+        return new is old or (new.dtype == old.dtype and new.shape == old.shape and new.stride() == old.stride()
+                              and new.untyped_storage().data_ptr() not in (self._own or ()))
 
     def model_of(self, phase: Phase) -> Model:
         return self.personal[phase.model]["model"] if phase.model in self.personal else self.model

@@ -332,7 +332,7 @@ class Program:
                 optimiser.descend(step.own, step.own_grads, slot.lr)
             loss, scratch = step.result
             for part in step.hooks["track"]:
-                tree.copy_into(slot.scratch[part.name], scratch[part.name])
+                slot.track(part.name, scratch[part.name])
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
             record(loss, slot.losses, slot.counter)

@@ -241,7 +241,7 @@ class Slots:
         with _CAPTURING:
             gc.disable()            # a graph of an earlier engine that dies during the capture would break it
             try:
-                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"), slot.handing_on():
                     for _ in range(steps):
                         self.program.step(slot, phase, size)
             finally:
