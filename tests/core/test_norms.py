@@ -236,9 +236,11 @@ def test_a_model_with_the_kernels_learns_as_without(monkeypatch: pytest.MonkeyPa
         with torch.no_grad():
             scored = module.eval()(x)
         named = zip((k for k, _ in module.named_parameters()), grads)
-        seen.append({"logits": logits.detach(), "scored": scored, **dict(named), **dict(module.named_buffers())})
-    for key, ours in seen[0].items():
-        near(ours, seen[1][key].double(), 0.05, key)      # changes of 3e-7 behind every norm move ResNet's gradients by 5 %: ReLUs flip
+        seen.append(({"logits": logits.detach(), "scored": scored, **dict(module.named_buffers())}, dict(named)))
+    for key, theirs in seen[1][0].items():
+        near(seen[0][0][key], theirs.double(), 2e-3, key)
+    for key, theirs in seen[1][1].items():            # changes of 3e-7 behind every norm flip ReLUs: gradients move by 0.5 % then
+        assert (seen[0][1][key] - theirs).norm() <= 0.02 * theirs.norm(), key
 
 
 @pytest.mark.gpu
