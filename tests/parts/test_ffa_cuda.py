@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from consilience import rng
-from consilience.core.step import Unfolded
+from consilience.core.step_view import Unfolded
 from consilience.parts import _ffa_cuda
 from consilience.parts.ffa import Ffa
 

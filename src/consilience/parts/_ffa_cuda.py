@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..core.step import Unfolded
+from ..core.step_view import Unfolded
 from ..tree import Tree
 
 try:

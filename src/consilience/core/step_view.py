@@ -1,0 +1,128 @@
+"""What a part may read during a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from .. import rng
+from ..tree import Flat, Tree
+from .network import Trace
+from .part import Batch, Model, Part, Spec
+
+if TYPE_CHECKING:
+    from .step import Pass
+
+
+def _own(home: str) -> Any:
+    return property(lambda v: getattr(v._pass.step.slot, home).get(v._part.name, {}))
+
+
+def _slot(name: str) -> Any:
+    return property(lambda v: getattr(v._pass.step.slot, name))
+
+
+class Unfolded(NamedTuple):
+    """What a key is made of: fold(fold(base, counter), number), or fold(base, number) without a counter."""
+
+    base: Tensor
+    counter: Tensor | None
+    number: int
+
+
+class StepView:
+    """What a part may read during a step. Nothing in it may be written."""
+
+    __slots__ = ("_label", "_part", "_pass")
+
+    def __init__(self, pass_: Pass, part: Part, label: str = "batch") -> None:
+        self._pass, self._part, self._label = pass_, part, label
+
+    shared, kept, personal = _own("shared"), _own("kept"), _own("personal")
+    received, previous = _slot("received"), _slot("previous")      # models, frozen for the round
+    lr, round, first, client = _slot("lr"), _slot("round"), _slot("first"), _slot("client")      # 0-d tensors
+
+    @property
+    def model(self) -> Model:
+        """The model in training, at this pass's point in parameter space."""
+        return self._pass.model
+
+    @property
+    def params(self) -> Flat:
+        return self._pass.model["params"]
+
+    @property
+    def spec(self) -> Spec:
+        return self._pass.step.program.spec
+
+    @property
+    def travelling(self) -> tuple[str, ...]:
+        """Keys that this phase trains and that travel."""
+        return self._pass.step.program.travelling[self._pass.step.phase.name]
+
+    @property
+    def scratch(self) -> Tree:
+        return self._pass.scratch.get(self._part.name, {})
+
+    @property
+    def batch(self) -> Batch:
+        return self._pass.batch
+
+    @property
+    def trace(self) -> Trace:
+        assert self._pass.trace is not None
+        return self._pass.trace
+
+    @property
+    def features(self) -> Tensor:
+        """What entered the head in this pass, before any tap."""
+        return self.trace.before[self.spec.features]
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """point -> what this part's tap noted there."""
+        return self.trace.notes.get(self._part.name, {})
+
+    @property
+    def plan(self) -> Tree:
+        return self._pass.step.planned(self._part)
+
+    @property
+    def train(self) -> bool:
+        return self._pass.train
+
+    @property
+    def first_on_gradient(self) -> bool:
+        """Whether this part's `grad` is given the gradient of the step's loss as it is: no part acts before, or takes it elsewhere."""
+        hooks = self._pass.step.hooks
+        return not hooks["gradient"] and bool(hooks["grad"]) and hooks["grad"][0] is self._part
+
+    def task_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self._pass.step.program.task.loss(logits, target)
+
+    def key(self, *words: str | int) -> Tensor:
+        """A key for this step, pass, part and words."""
+        return rng.key(self._pass.step.key, self._label, self._part.name, *words)
+
+    def unfolded(self, *words: str | int) -> Unfolded:
+        """`key`, for kernels that make it for themselves."""
+        step, number = self._pass.step, rng.number(self._label, self._part.name, *words)
+        counter = getattr(step.slot, "counter", None)
+        return Unfolded(step.key if counter is None else step.slot.key, counter, number)
+
+    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, label: str = "batch") -> Trace:
+        """One pass of `model`. Gradients flow only through v.model; equal calls in a step are computed once."""
+        return self._pass.forward(model, x, train, taps, label)
+
+    def once(self, label: str, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives, computed once in this pass however many hooks ask."""
+        memo, key = self._pass.memo, (self._part.name, label)
+        if key not in memo:
+            memo[key] = compute()
+        return memo[key]
+
+    def apply(self, name: str, x: Tensor, model: Model | None = None) -> Tensor:
+        """One submodule (an attached module, the head) of v.model or of the model given."""
+        return self._pass.step.program.network.apply(model or self.model, name, x)
