@@ -114,7 +114,7 @@ MUTATIONS = (
              "        self._ears = [",
              "        self.points = (*{*self.points, *(n for n, _ in module.named_children())},)\n        self._ears = [",
              f"{RULES}::test_only_asked_points_are_listened_to"),
-    Mutation("passes share their noise", "core/step.py", "rng.key(self._pass.step.key, self._label, self._part.name, *words)",
+    Mutation("passes share their noise", "core/step_view.py", "rng.key(self._pass.step.key, self._label, self._part.name, *words)",
              "rng.key(self._pass.step.key, self._part.name, *words)", f"{RULES}::test_two_passes_do_not_share_noise"),
     Mutation("evaluation differs from cosines over τ", "parts/cosine.py", "F.normalize(self.weight)) / self.tau",
              "F.normalize(self.weight)) / self.tau - 0.15 * (not self.training)",
