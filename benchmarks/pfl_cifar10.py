@@ -1,9 +1,10 @@
 """pfl-research's own CIFAR-10 benchmark: IID, 1,000 users with 50 points each, 50 a round, one epoch, batch 10, learning rate 0.1.
 
-    python benchmarks/pfl_cifar10.py [--rounds 1500] [--device cuda] [--data cifar10]
+    python benchmarks/pfl_cifar10.py [--rounds 1500] [--device cuda] [--data cifar10] [--model fedavg_cnn]
 
 A CNN with two convolutions, scored on the test set every 10 rounds. Prints the minutes of all rounds, evaluation included, and the best
-and last accuracy; the time until the first round is done (data, capture) stands apart.
+and last accuracy; the time until the first round is done (data, capture) stands apart. Training that becomes non-finite is
+reported with the rounds it lasted: at this learning rate fedavg_cnn, which has no dropout, does so in round 816.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 import consilience
+from consilience.errors import NonFiniteError
 from consilience.runs.run import Listener
 
 
@@ -35,20 +37,30 @@ def main() -> None:
     args.add_argument("--rounds", type=int, default=1500)
     args.add_argument("--device", default="cuda")
     args.add_argument("--data", default="cifar10")
+    args.add_argument("--model", default="fedavg_cnn")
     given = args.parse_args()
     clock = Clock()
-    result = consilience.run(method="fedavg", data=given.data, split="iid", clients=1000, participation=50, rounds=given.rounds, epochs=1,
-                             batch=10, lr=0.1, model="fedavg_cnn", eval_every=10, test="global", transform="normalise", device=given.device,
-                             seed=0, listener=clock)
-    scores = [r["global"]["test"] or r["global"]["accuracy"] for r in result.records if r["global"]]
-    seconds = (clock.ends[-1] - clock.ends[0]) / (given.rounds - 1) * given.rounds
-    out = {"rounds": given.rounds, "minutes": round(seconds / 60, 2), "ms_per_round": round(seconds / given.rounds * 1000, 1),
-           "seconds_until_first_round_done": round(clock.ends[0] - clock.begun, 1), "best": max(scores), "last": scores[-1],
-           "engine": result.measured.get("engine"), "device": given.device}
+    try:
+        out = measure(given, clock)
+    except NonFiniteError as error:
+        done = len(clock.ends)
+        seconds = (clock.ends[-1] - clock.ends[0]) / (done - 1) * done
+        out = {"rounds": done, "of": given.rounds, "seconds": round(seconds, 1), "ended": str(error)}
     print(json.dumps(out))
     if os.environ.get("OUT"):
         with open(os.path.join(os.environ["OUT"], "pfl_cifar10.json"), "w") as file:
             json.dump(out, file)
+
+
+def measure(given: argparse.Namespace, clock: Clock) -> dict[str, Any]:
+    result = consilience.run(method="fedavg", data=given.data, split="iid", clients=1000, participation=50, rounds=given.rounds, epochs=1,
+                             batch=10, lr=0.1, model=given.model, eval_every=10, test="global", transform="normalise", device=given.device,
+                             seed=0, listener=clock)
+    scores = [r["global"]["test"] or r["global"]["accuracy"] for r in result.records if r["global"]]
+    seconds = (clock.ends[-1] - clock.ends[0]) / (given.rounds - 1) * given.rounds
+    return {"rounds": given.rounds, "minutes": round(seconds / 60, 2), "ms_per_round": round(seconds / given.rounds * 1000, 1),
+            "seconds_until_first_round_done": round(clock.ends[0] - clock.begun, 1), "best": max(scores), "last": scores[-1],
+            "engine": result.measured.get("engine"), "device": given.device}
 
 
 if __name__ == "__main__":
