@@ -1,25 +1,16 @@
-"""Folders of runs in the form that runs write, with made-up numbers; and a browser to open pages in."""
+"""Folders of runs in the form that runs write, with made-up numbers."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import shutil
-import subprocess
-import tempfile
 from functools import lru_cache
-from html import unescape
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from consilience.runs.config import RunConfig
 from consilience.runs.run import load_data
-
-BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
 
 @lru_cache(maxsize=64)
@@ -64,26 +55,3 @@ def write_run(top: Path, method: str = "fedavg", seed: int = 0, rounds: int = 5,
     if done:
         (path / "done").write_text(json.dumps({"stopped": "all rounds done", "summary": {}}))
     return path
-
-
-def open_page(path: Path, *flags: str, then: str = "") -> str:
-    """The page's DOM after a real browser has run it. `then` is a script that runs after the page's own, allowed for the test."""
-    if then:
-        text = path.read_text(encoding="utf-8")
-        text = re.sub(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", text)
-        path = path.with_name("driven.html")
-        path.write_text(text.replace("</body>", f"<script>{then}</script></body>"), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run([str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                               "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-                               f"--user-data-dir={profile}", "--window-size=1100,900", *flags, "--dump-dom", path.resolve().as_uri()],
-                              capture_output=True, text=True, timeout=120)
-    assert done.stdout, done.stderr[-2000:]
-    return done.stdout
-
-
-def told(dom: str) -> Any:
-    """What a driving script wrote into <html data-told>."""
-    found = re.search(r'data-told="([^"]*)"', dom)
-    assert found, "the script did not come to its end"
-    return json.loads(unescape(found[1]))

@@ -9,7 +9,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from stored_runs import needs_browser, open_page, told, write_run
+from browser import needs_browser, opened
+from stored_runs import write_run
 
 from consilience.report.gather import gather
 from consilience.report.report import write_report
@@ -152,19 +153,19 @@ const saved = [];
 URL.createObjectURL = blob => { saved.push(blob); return "blob:none"; };
 HTMLAnchorElement.prototype.click = function () { saved.push(this.download); };
 for (const b of all("#figure-curves .actions button").reverse()) b.click();
-const wait = n => saved.length >= 4 || !n ? finish() : setTimeout(() => wait(n - 1), 20);
-async function finish() {
-  const describe = async s => ({ type: s.type, size: s.size, head: s.type.includes("svg") ? await s.text() : "" });
+const describe = async s => ({ type: s.type, size: s.size, head: s.type.includes("svg") ? await s.text() : "" });
+(async () => {
+  while (saved.length < 4) await new Promise(later => setTimeout(later, 20));
   out.saved = await Promise.all(saved.map(s => typeof s === "string" ? s : describe(s)));
-  document.documentElement.dataset.told = JSON.stringify(out);
-}
-wait(100);
+  return out;
+})()
 """
 
 
 @needs_browser
 def test_page_works_in_a_browser(page):
-    said = told(open_page(page, "--virtual-time-budget=5000", then=DRIVE))
+    with opened(page) as browser:
+        said = browser.evaluate(DRIVE)
     assert said["figures"] == 4                                          # curves, clients, split, trace
     assert (said["lines"], said["bands"]) == (3, 3)
     assert said["focused"]
@@ -188,36 +189,41 @@ def test_page_works_in_a_browser(page):
 
 @needs_browser
 def test_narrow_and_dark(page):
-    script = """document.documentElement.dataset.told = JSON.stringify({overflow: document.documentElement.scrollWidth - innerWidth,
-        width: innerWidth, paper: getComputedStyle(document.body).backgroundColor});"""
-    said = told(open_page(page, "--window-size=360,800", "--blink-settings=preferredColorScheme=0", then=script))
+    with opened(page, "--window-size=360,800", "--blink-settings=preferredColorScheme=0") as browser:
+        said = browser.evaluate("""({overflow: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
+                                     paper: getComputedStyle(document.body).backgroundColor})""")
     assert said["width"] <= 500
     assert said["overflow"] <= 0
     assert said["paper"] == "rgb(20, 23, 28)"
 
 
 @needs_browser
-def test_evil_names_do_nothing_in_a_browser(evil_page):
+@pytest.mark.parametrize("policy", ["its own", "lifted"])
+def test_evil_names_do_nothing_in_a_browser(evil_page, policy, tmp_path):
     """Even with the page's own policy lifted, names stay text."""
-    for then in ("", "document.documentElement.dataset.told = JSON.stringify([document.title, document.images.length]);"):
-        dom = open_page(evil_page, then=then)
-        assert re.search(r'data-drawn="\d+"', dom)
-        assert "<title>owned" not in dom
-        if then:
-            title, images = told(dom)
-            assert title.startswith("</script><img")
-            assert images == 0
+    if policy == "lifted":
+        text, lifted = re.subn(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", evil_page.read_text(encoding="utf-8"))
+        assert lifted == 1
+        evil_page = tmp_path / "lifted.html"
+        evil_page.write_text(text, encoding="utf-8")
+    with opened(evil_page) as browser:
+        drawn, title, images = browser.evaluate("[document.documentElement.dataset.drawn, document.title, document.images.length]")
+    assert int(drawn) >= 0                                               # the page's script came to its end
+    assert title.startswith("</script><img")
+    assert images == 0
 
 
 @pytest.mark.slow
 @needs_browser
 def test_twenty_runs_of_five_hundred_rounds(tmp_path):
-    """Under ten megabytes, and drawn within two seconds of opening."""
+    """Under ten megabytes, and drawn; how soon is printed (docs/report.md has it), for a time is no test."""
     for method in ("local", "fedavg", "scaffold", "fedprox"):
         for seed in range(5):
             write_run(tmp_path / "runs", method, seed, rounds=500, clients=20)
     page = write_report([tmp_path / "runs"], tmp_path / "report.html")
-    times = sorted(int(re.search(r'data-drawn="(\d+)"', open_page(page))[1]) for _ in range(3))
-    print(f"{page.stat().st_size / 1e6:.2f} MB; drawn after {times} ms")
+    with opened(page) as browser:
+        drawn = browser.evaluate("Number(document.documentElement.dataset.drawn)")
+        curves = browser.evaluate('document.querySelectorAll("#figure-curves svg path.band").length')
+    print(f"{page.stat().st_size / 1e6:.2f} MB; drawn after {drawn:.0f} ms")
     assert page.stat().st_size < 10e6
-    assert times[1] < 2000
+    assert curves == 4
