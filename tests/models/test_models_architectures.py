@@ -63,6 +63,8 @@ def shapes(text: str, sample: tuple[int, ...], classes: int = 10) -> dict[str, t
     ("har_cnn(head_kind='linear')", (9, 1, 128), 6, 2_253_958),
     ("lenet5", (1, 28, 28), 10, 61_706),                # the well-known count: 156 + 2416 + 48120 + 10164 + 850
     ("mlp", (1, 28, 28), 10, 199_210),                  # McMahan et al. 2017 print this number for the 2NN
+    # pfl-research: (27 + 1)·32 | (288 + 1)·64 | (14·14·64 + 1)·128 | (128 + 1)·10; its maps are 32 → 30 → 28 → 14 wide
+    ("pfl_cnn", (3, 32, 32), 10, 896 + 18_496 + 1_605_760 + 1_290),
     # fastText: 98635·32 + (32·32 + 32) + (32·4 + 4)
     ("fasttext", (200,), 4, 3_157_508),
     # digits: 16·9 + 16 + 32 | 32·16·9 + 32 + 64 | 128·64 + 64 | 64·64 + 64 + 64·32 + 32 | 32·10 + 10
@@ -213,8 +215,8 @@ def test_regions_cover_every_parameter(name):
 NAMES = {
     "alexnet_bn": "cc3b61b58353", "cct": "9cdc3e6db13b", "digits_cnn": "4f15d7070cfb", "drug_target": "cb5d1d4d7ee9",
     "fasttext": "fccc9a13adb5", "fedavg_cnn": "778d18533936", "har_cnn": "346e5719b867", "lenet5": "f4204567fc6d",
-    "mlp": "d69b1091842c", "mnist_cnn": "fed2b4436d26", "moon_cnn": "124415f3d323", "resnet18": "b61461263b97",
-    "resnet50": "a884df40328d", "unet": "b543bf9f749a", "vgg11": "6129400dd1d8",
+    "mlp": "d69b1091842c", "mnist_cnn": "fed2b4436d26", "moon_cnn": "124415f3d323", "pfl_cnn": "dd7c4be3808e",
+    "resnet18": "b61461263b97", "resnet50": "a884df40328d", "unet": "b543bf9f749a", "vgg11": "6129400dd1d8",
 }
 
 
@@ -299,6 +301,26 @@ def test_resnet_starts_kaiming_normal():
     # fan out of the CIFAR stem: 64 channels · 3 · 3 = 576, so the standard deviation is √(2/576) = 0.0589 over 1728 draws
     weight = build("resnet18(stem='3x3')").module.stem.conv.weight
     assert weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.1)
+
+
+def test_pfl_cnn_starts_glorot_uniform():
+    # The widest layer: 12,544 inputs and 128 outputs, so values lie within √(6/12672) = 0.02176 and nearly reach it.
+    weight = build("pfl_cnn").module.neck[2].weight
+    assert weight.shape == (128, 14 * 14 * 64)
+    assert weight.abs().max().item() == pytest.approx((6 / 12_672) ** 0.5, rel=1e-3)
+    assert weight.std().item() == pytest.approx((2 / 12_672) ** 0.5, rel=1e-2)      # a uniform number's: bound / √3
+
+
+def test_pfl_cnn_drops_maps_and_features():
+    built = build("pfl_cnn(map_dropout=0.75, dropout=0)")
+    model = {"params": dict(built.module.named_parameters()), "buffers": {}}
+    network = Network(built.module, ("stage2", "head:input"))
+    x = batch("pfl_cnn", 4)
+    passes = [network.forward(model, x, train, key=lambda n=n: rng.key(n, "coins")) for train, n in ((False, 0), (True, 0), (True, 1))]
+    assert all(torch.equal(p.before["stage2"], passes[0].before["stage2"]) for p in passes)        # stages are not dropped
+    features = [p.before["head:input"] for p in passes]
+    assert not torch.equal(features[0], features[1])
+    assert not torch.equal(features[1], features[2])
 
 
 def test_fasttext_takes_the_mean_with_padding_and_may_log_softmax_its_features():
