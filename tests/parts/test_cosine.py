@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from consilience.errors import ConfigError
 from consilience.parts.cosine import Cosine, CosineHead
 from consilience.parts.drift import Drift
+from consilience.runs.config import RunConfig
 from consilience.testing import run_tiny, tiny_federation
 
 
-@pytest.mark.parametrize("tau", [0.05, 0.1, 1.0])
-def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, tau: float) -> None:
-    trains_and_replays(Cosine(tau=tau))
+@pytest.mark.parametrize("settings", [{"tau": 0.05}, {"tau": 0.1}, {"tau": 1.0}, {"init": "linear"}], ids=str)
+def test_every_variant_trains_and_can_be_captured(trains_and_replays: Any, settings: dict[str, Any]) -> None:
+    trains_and_replays(Cosine(**settings))
+
+
+def seeded(make: Callable[[], Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return make()
+
+
+def test_first_rows_are_normal_or_those_of_a_linear_layer() -> None:
+    """Normal with variance 1/d: squared length d·1/d = 1. Uniform in ±1/√d has variance 1/(3d): squared length 1/3."""
+    normal, linear = (seeded(lambda init=init: CosineHead(400, 50, 0.1, init).weight.detach()) for init in ("normal", "linear"))
+    assert torch.equal(normal, seeded(lambda: torch.randn(50, 400) / 400**0.5))
+    assert torch.equal(normal, seeded(lambda: CosineHead(400, 50, 0.1).weight.detach()))
+    assert torch.equal(linear, seeded(lambda: nn.Linear(400, 50).weight.detach()))
+    assert linear.abs().max() <= 1 / 20                         # 1/√400
+    assert normal.square().sum(1).mean().item() == pytest.approx(1.0, abs=0.05)
+    assert linear.square().sum(1).mean().item() == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_first_rows_are_a_setting_that_keeps_stored_names() -> None:
+    digests = [RunConfig.make({"method": "lfd", "settings": s}).digest() for s in ({}, {"lfd.init": "normal"}, {"cosine.init": "linear"})]
+    assert digests[0] == digests[1] != digests[2]
+    heads = {init: tiny_federation([Cosine(init=init)]).model["params"]["head.weight"] for init in ("normal", "linear")}
+    assert heads["linear"].abs().max() <= 1 / 12**0.5 < heads["normal"].abs().max()
+    assert torch.equal(tiny_federation([Cosine()]).model["params"]["head.weight"], heads["normal"])
+    with pytest.raises(ConfigError, match=r"must be one of normal, linear\. Got 'liner' instead\. Did you mean 'linear'"):
+        Cosine(init="liner")
 
 
 def test_logits_by_hand() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from one_step import ONE, check_step, features, next_batch, plain_net
 
+from consilience.errors import ConfigError
 from consilience.parts.moon import Moon
+from consilience.runs.config import RunConfig
 from consilience.testing import differences, in_model, run_tiny, tiny_federation
 
 
@@ -69,8 +72,33 @@ def test_projection_stands_before_the_head():
     assert all(k in fed.spec.shared for k in fed.model["params"])
 
 
-def test_contrast_is_taken_behind_the_projection():
-    fed = tiny_federation([Moon(mu=1.0, projection=5)], **ONE)
+def test_width_inside_the_projection():
+    # FedBR's App. A gives MOON a two-layer projection, 256 wide and 128 at its end: d→256→128, then the head 128→C. Here 12→7→5→3.
+    fed = tiny_federation([Moon(projection=5, hidden=7)])
+    shapes = {k: tuple(p.shape) for k, p in fed.model["params"].items() if k.startswith("head.")}
+    assert shapes == {"head.inner.weight": (7, 12), "head.inner.bias": (7,), "head.outer.weight": (5, 7), "head.outer.bias": (5,),
+                      "head.out.weight": (3, 5), "head.out.bias": (3,)}
+
+
+def test_width_inside_is_that_of_the_features_unless_it_is_set():
+    assert not differences(run_tiny([Moon(projection=5)]), run_tiny([Moon(projection=5, hidden=12)]))      # TinyNet has 12 features
+
+
+def test_a_stored_run_keeps_its_name():
+    projected = {"moon.projection": 128}
+    digests = [RunConfig.make({"method": "moon", "settings": s}).digest() for s in (projected, {**projected, "moon.hidden": 0},
+                                                                                   {**projected, "moon.hidden": 256})]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_width_without_a_projection_is_refused():
+    with pytest.raises(ConfigError, match="moon has hidden without a projection"):
+        tiny_federation([Moon(hidden=7)])
+
+
+@pytest.mark.parametrize("hidden", [0, 7])
+def test_contrast_is_taken_behind_the_projection(hidden):
+    fed = tiny_federation([Moon(mu=1.0, projection=5, hidden=hidden)], **ONE)
     fed.round([0])
     fed.round([1])
 

@@ -17,9 +17,13 @@ from . import _cosine_cuda
 class CosineHead(nn.Module):
     """Logits are cosines between the feature and each class's weight, over a temperature; no bias."""
 
-    def __init__(self, features: int, classes: int, tau: float) -> None:
+    def __init__(self, features: int, classes: int, tau: float, init: str = "normal") -> None:
         super().__init__()
-        self.weight, self.tau = nn.Parameter(torch.randn(classes, features) / features**0.5), tau
+        if init == "linear":
+            self.weight = nn.Linear(features, classes, bias=False).weight
+        else:
+            self.weight = nn.Parameter(torch.randn(classes, features) / features**0.5)
+        self.tau = tau
 
     def forward(self, u: Tensor) -> Tensor:
         if _cosine_cuda.usable(u, self.weight):
@@ -32,11 +36,14 @@ class Cosine(Part):
     """LfD's classifier: c_j = ⟨u/‖u‖, W_j/‖W_j‖⟩, logits c_j/τ. A part of its own, so that baselines can have it too."""
 
     tau: float = option(0.1, "temperature of the logits", above=0.0, tune=(0.05, 0.1, 0.2))
+    init: str = option("normal", "first rows of W: normal with variance 1/d (length about 1), or as nn.Linear begins, uniform within "
+                                 "±1/√d (length about 0.58; shorter rows turn faster)", choices=("normal", "linear"))
 
     name = "cosine"
     needs_vectors = True
     paper = "LfD (Kim et al.), eq. 6 and section 4"
     helps = ("label skew",)
+    departs = ("the paper does not say how W begins; init=linear begins as PyTorch's linear head does",)
     not_neutral = "it replaces the head"
 
     @property
@@ -48,5 +55,5 @@ class Cosine(Part):
         return {"a frozen random head": "needs its classifier to be trained"}
 
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:
-        module.set_submodule(spec.layout.head, CosineHead(spec.width, spec.classes, self.tau))
+        module.set_submodule(spec.layout.head, CosineHead(spec.width, spec.classes, self.tau, self.init))
         return module

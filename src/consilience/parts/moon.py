@@ -30,6 +30,7 @@ class Moon(Part):
     tau: float = option(0.5, "temperature", above=0.0)
     projection: int = option(0, "width of a projection (linear, ReLU, linear) put before the head; 0 for none, as when the "
                                 "model has a header", low=0)
+    hidden: int = option(0, "width of the projection's hidden layer; 0: of the features, as MOON has it (FedBR, App. A: 256)", low=0)
 
     name, previous, needs_vectors = "moon", True, True
     paper = "MOON (Li et al., CVPR 2021), eq. 3"
@@ -47,10 +48,13 @@ class Moon(Part):
     def points(self, layout: Layout) -> tuple[str, ...]:
         return (self.point(layout),)
 
+    def require(self, spec: Spec) -> str | None:
+        return "has hidden without a projection. Set projection too, or leave hidden out." if self.hidden and not self.projection else None
+
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:
         if self.projection:
-            d, h = spec.width, self.projection
-            stack = OrderedDict(inner=nn.Linear(d, d), relu=nn.ReLU(), outer=nn.Linear(d, h), out=nn.Linear(h, spec.classes))
+            d, h, out = spec.width, self.hidden or spec.width, self.projection
+            stack = OrderedDict(inner=nn.Linear(d, h), relu=nn.ReLU(), outer=nn.Linear(h, out), out=nn.Linear(out, spec.classes))
             module.set_submodule(spec.layout.head, nn.Sequential(stack))
         return module
 
