@@ -38,6 +38,7 @@ class Score:
                          choices=("value", "round", "seconds", "seconds_per_round"))
     measure: str | None = option(None, "instead of records: a measure of the trained run, as in mdl(n=5000)")
     value: str | None = option(None, "the place in the measure's result, as in right_endpoint.bits")
+    taken: str | None = option(None, "instead of accuracy: a number that the run's own measures took on its way, as in shifted_test.mean")
     factor: float = option(1.0, "the number is multiplied by this")
 
     def __post_init__(self) -> None:
@@ -52,6 +53,9 @@ class Score:
             raise ConfigError("The score needs both 'measure' and 'value', as in measure = \"forgetting\", value = \"absent.lp\".")
         if self.reach is not None and self.reach_row is not None:
             raise ConfigError("The score has both 'reach' and 'reach_row': a threshold is a number, or another row's.")
+        if self.taken is not None and (self.measure is not None or "." not in self.taken):
+            raise ConfigError("The 'taken' option of the score is a measure of the run and the place of the number in its result, as in "
+                              f"shifted_test.mean, and stands alone, without 'measure'. Got {self.taken!r}.")
         if self.client is not None and self.samples == "test":
             raise ConfigError("The score asks for one client on the global test set, which belongs to none.")
 
@@ -71,9 +75,14 @@ class Score:
                  "validation": f"of the round with the best validation accuracy ({judge})",
                  "best5": "averaged over the five best rounds (chosen by the test samples themselves)"}
         when = named[self.select] if isinstance(self.select, str) else f"of round {self.select}"
-        text = f"{self.what.replace('_', ' ')} of the {who} {where}{how}, {when}"
+        if self.taken is not None:
+            name, _, place = self.taken.partition(".")
+            what, when = f"{place} of the measure {name}", f"{when}, among those it was taken at"
+        else:
+            what = f"{self.what.replace('_', ' ')} of the {who} {where}{how}"
+        text = f"{what}, {when}"
         if self.reach is not None:
-            return f"first scored round with {self.what} of the {who} {where}{how} at or above {self.reach}"
+            return f"first scored round with {what} at or above {self.reach}"
         if self.reach_row is not None:
             return f"first scored round at or above what the row {self.reach_row} has: the {text}"
         return {"value": "", "round": "the round of the ", "seconds": "seconds up to the round of the ",

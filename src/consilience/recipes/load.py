@@ -177,8 +177,8 @@ class _Reader:
         try:
             values = None if why or column.mean_of else self.values(row, column, own)
             score = _score(protocol)
-            # a measure of the trained run has no second choice of rounds
-            others = tuple((a.title, _score([*protocol, a.score])) for a in also if not score.measure or "measure" in a.score)
+            _is_taken(score, values)
+            others = tuple((a.title, _score([*protocol, a.score])) for a in also if _beside(score, a.score))
         except ConsilienceError as error:
             raise type(error)(f"{where}: {error}") from None
         unit = column.unit if column.unit is not None else self.own.get("unit", self.paper.get("unit", "%"))
@@ -233,8 +233,12 @@ class _Reader:
 
 
 def _score(levels: Sequence[Mapping[str, Any]]) -> Score:
-    """The nearer level has the last word."""
-    return _checked_score(json.dumps({k: v for level in levels for k, v in level.items()}, sort_keys=True))
+    """The nearer level has the last word, also on whether a measure is taken of the trained run or on its way."""
+    merged: dict[str, Any] = {}
+    for level in levels:
+        dropped = ("taken",) if "measure" in level else ("measure", "value") if "taken" in level else ()
+        merged = {**{k: v for k, v in merged.items() if k not in dropped}, **level}
+    return _checked_score(json.dumps(merged, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
@@ -243,6 +247,22 @@ def _checked_score(values: str) -> Score:
     if score.measure:
         make_measures([score.measure])
     return score
+
+
+def _beside(score: Score, other: Mapping[str, Any]) -> bool:
+    """Whether a second score can stand beside the first. A measure of the trained run has no second choice of rounds, and one that the
+    run takes on its way is of no other model or samples."""
+    if score.measure:
+        return "measure" in other
+    return score.taken is None or "taken" in other or not {"model", "samples", "client", "average", "what"} & other.keys()
+
+
+def _is_taken(score: Score, values: Mapping[str, Any] | None) -> None:
+    """A number that the run is to take on its way belongs to one of the run's measures."""
+    if score.taken is not None and values is not None:
+        taken = [m.name for m in make_measures(values.get("measure", ()))]
+        if (name := score.taken.partition(".")[0]) not in taken:
+            raise ConfigError(f"it is scored by the measure {name!r}, which its run does not take: add measure = [\"{name}\"] to run.")
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ..runs.files import read_json, write_bytes, write_json
 INDEX = "runs.json"
 FEW = 10                     # with more clients than these their scores are left out
 _SCORES = ("global", "personalised", "validation", "held_out")
+_TAKEN = "measures"           # what the run measured on its way
 _NUMBERS = ("round", "loss", "bytes_up", "bytes_down")
 
 
@@ -27,7 +28,7 @@ def csv_of(folder: Path) -> Path:
 def flatten(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record that scores are made of, by place, as in global/per_client/dslr."""
     out = {name: record[name] for name in _NUMBERS if record.get(name) is not None}
-    for part in _SCORES:
+    for part in (*_SCORES, _TAKEN):
         _walk(record.get(part) or {}, part, out)
     seconds = (record.get("measured") or {}).get("seconds")
     return out if seconds is None else {**out, "measured/seconds": round(seconds, 3)}

@@ -49,6 +49,10 @@ def choose(score: Score, known: Sequence[tuple[float, Record]]) -> list[tuple[fl
 
 
 def _read(score: Score, record: Record) -> float | None:
+    if score.taken is not None:
+        name, _, place = score.taken.partition(".")
+        result = (record.get("measures") or {}).get(name)
+        return value_in(result, place, name) if result is not None and "left_out" not in result else None
     if score.samples in ("validation", "held_out"):
         part = record.get(score.samples) or {}
     elif score.model == "own":

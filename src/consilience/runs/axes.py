@@ -20,7 +20,7 @@ from .tune import Dimension, at
 
 # Settings that change the samples, the scoring or the luck: scores under different values of them do not say which is better.
 NOT_SWEPT = ("method", "settings", "data", "split", "clients", "shift", "train", "validation", "test", "pool", "split_file", "data_seed",
-             "data_dir", "proxy", "taps", "eval_every", "patience", "engine", "device", "seed", "eval_batch")
+             "data_dir", "proxy", "taps", "eval_every", "measure", "measure_every", "patience", "engine", "device", "seed", "eval_batch")
 FORM = "A sweep goes over name=value,value,… or name=low:high or name=low:high:log or name=low:high:step, as in prox.mu=0.001,0.01,0.1"
 
 

@@ -51,6 +51,8 @@ class _RunOnly:
                                       low=0)
     patience: int = option(0, "stop after so many scorings without a better validation score; 0: never", low=0)
     measure: tuple[str, ...] = option((), "measures taken at every scoring, as in auroc or drift; `consilience measure --list` shows them")
+    measure_every: int | None = option(None, "take measures every so many rounds, where these are scored, and after the last; none: at "
+                                             "every scoring", low=1)
     track: tuple[str, ...] = option((), "where records go beside the run's folder: tensorboard, mlflow, wandb")
     engine: str = option("auto", "where steps run: one after another, in processes, in slots of a GPU, or on a Ray cluster",
                          choices=("auto", "sequential", "workers", "slots", "ray"))

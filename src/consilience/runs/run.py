@@ -183,7 +183,8 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
         record |= score_round(fed, data, config.run.eval_clients) if due and report.exchanged else NOT_SCORED
         record["measured"] = {"seconds": time.perf_counter() - start}
-        if config.run.measure and due and report.exchanged:
+        looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
+        if config.run.measure and due and looked and report.exchanged:
             record["measures"] = measures_of_round(fed, only(data, drawn), config.run.measure, [*result.records, record],
                                                    clients=drawn)
         _keep(result, folder, listener, record)
