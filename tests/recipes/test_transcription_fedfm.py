@@ -85,7 +85,7 @@ def test_protocol_and_settings():
     assert cell.values is not None
     assert cell.rounds == 100
     wanted = {"clients": 10, "batch": 64, "epochs": 10, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "validation": 0.2,
-              "test": "global", "model": "resnet18", "weights": "samples", "batchnorm": "all"}
+              "test": "global", "model": "resnet18", "batchnorm": "all"}
     assert {k: cell.values[k] for k in wanted} == wanted
     assert cell.values["settings"] == {"anchors.weight": 50.0, "anchors.start": 20, "anchors.tau": 0.1}
     hundred = cells["fedfm", "cifar100_niid2"].values
