@@ -105,6 +105,10 @@ MUTATIONS = (
              "parts/test_debias.py::test_both_steps_equal_the_reference"),
     Mutation("FedBR's max step goes downhill", "parts/debias.py", "train=True), -1.0)", "train=True), 1.0)",
              "parts/test_debias.py::test_both_steps_equal_the_reference"),
+    Mutation("own steps have no momentum", "core/optimiser.py", 'replace(policy, optimiser="sgd", weight_decay=0.0)',
+             'replace(policy, optimiser="sgd", weight_decay=0.0, momentum=0.0)', "core/test_apart.py::test_steps_up_with_momentum_by_hand"),
+    Mutation("own steps have weight decay", "core/optimiser.py", 'replace(policy, optimiser="sgd", weight_decay=0.0)',
+             'replace(policy, optimiser="sgd")', "core/test_apart.py::test_steps_up_with_momentum_by_hand"),
     # taps
     Mutation("a point may fire twice", "core/network.py", "        if point in trace.before:\n", "        if False:\n",
              f"{RULES}::test_a_point_must_fire_exactly_once"),

@@ -83,6 +83,13 @@ def test_stack_with_everything(pool):
     assert not differences(run_tiny(parts), run_tiny(parts, engine=Workers.sharing(pool)))
 
 
+def test_own_steps_remember(pool):
+    parts = [trial(PARTS[n]) for n in ("dann", "debias")]
+    one, other = (run_tiny(parts, optimiser_state="kept", **more) for more in ({}, {"engine": Workers.sharing(pool)}))
+    assert one.client(0).tensors["optimiser"]["apart"]["dann"]["m"]["dann.0.weight"].abs().max() > 0
+    assert not differences(one, other)
+
+
 def test_two_federations_take_turns(pool):
     a, b = (tiny_federation([p], engine=Workers.sharing(pool)) for p in (Scaffold(), Prox()))
     for _ in range(2):

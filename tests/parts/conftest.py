@@ -86,7 +86,8 @@ class OpenRound:
         real = optimiser.update
 
         def update(policy: Any, params: Any, grads: Any, *more: Any) -> None:
-            seen.update({k: g.detach().clone() for k, g in grads.items()})
+            if policy is self.fed.program.policy:               # not a part's own step
+                seen.update({k: g.detach().clone() for k, g in grads.items()})
             real(policy, params, grads, *more)
         with mock.patch.object(optimiser, "update", update):
             step = self.fed.program.step(self.slot, phase, size)

@@ -174,13 +174,23 @@ def test_max_step_goes_uphill(open_round: Any) -> None:
     assert float(taken.terms["debias"]) == pytest.approx(float(want), rel=1e-4)
 
 
-def test_neither_momentum_nor_decay_moves_the_projection(open_round: Any) -> None:
-    """Component 1 alone leaves the projection where it was, whatever the optimiser; with both, its step is plain SGD."""
+def test_max_step_has_the_runs_momentum_and_no_decay(open_round: Any) -> None:
+    """Both optimisers have the same settings. v₁ = g₁, v₂ = 0.9·v₁ + g₂, with g the contrast's gradient where P stands; P moves by +ηv. The
+    release's weight decay is 0, so P has none.
+    """
+    opened = open_round(Debias(**SMALL), rounds_before=1, momentum=0.9, weight_decay=0.1)
+    velocity: dict[str, Any] = {}
+    for _ in range(3):
+        taken = opened.step()
+        slopes = {k: far / 0.1 for k, far in Reference(taken, SMALL).ascend(0.1).items()}
+        velocity = {k: 0.9 * velocity[k] + g if velocity else g for k, g in slopes.items()}
+        for k, v in velocity.items():
+            torch.testing.assert_close(taken.moved(f"debias.{k}"), 0.1 * v, rtol=1e-3, atol=1e-6)
+
+
+def test_component_1_leaves_the_projection_where_it_is(open_round: Any) -> None:
     still = second_step(open_round, SMALL | {"mu": 0.0}, momentum=0.9, weight_decay=0.1)
     assert all(float(still.moved(k).abs().max()) == 0 for k in still.before["model"]["params"] if k.startswith("debias."))
-    taken = second_step(open_round, SMALL, momentum=0.9, weight_decay=0.1)
-    for k, far in Reference(taken, SMALL).ascend(0.1).items():
-        torch.testing.assert_close(taken.moved(f"debias.{k}"), far, rtol=1e-3, atol=1e-6)
 
 
 def test_projection_is_averaged_like_the_model_and_never_used_for_scores() -> None:

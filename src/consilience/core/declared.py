@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import tree
-from ..tree import Tree
+from ..tree import Flat, Tree
+from . import optimiser
 
 if TYPE_CHECKING:
     from .federation import Federation
@@ -15,6 +16,19 @@ def initial(fed: Federation, home: str) -> Tree:
     """What the parts declare for one home."""
     return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), getattr(p, "init_" + home)(fed.spec))
             for p in fed.method.using("init_" + home)}
+
+
+def own_tensors(name: str, params: Flat, personal: Tree) -> Flat:
+    """What a part's own steps move: what it attached to the model, and what it holds personally."""
+    return {k: p for k, p in params.items() if k.startswith(name + ".")} | {f"personal/{path}": t for path, t in tree.paths(personal)}
+
+
+def still(fed: Federation) -> Tree:
+    """The optimisers' state before the first step: one for each phase, and under "apart" one for each part that takes steps of its own."""
+    phases = {p.name: optimiser.init(fed.policy, tree.pick(fed.model["params"], p.keys)) for p in [*fed.phases, fed.plain_phase]}
+    names = sorted({p.name for hook in ("before", "adversary") for p in fed.method.using(hook)})
+    personal, policy = initial(fed, "personal") if names else {}, optimiser.apart(fed.policy)
+    return {**phases, "apart": {n: optimiser.init(policy, own_tensors(n, fed.model["params"], personal.get(n, {}))) for n in names}}
 
 
 def fresh_tensors(fed: Federation) -> Tree:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from .. import rng, tree
 from ..errors import ConfigError, DataError, NonFiniteError
 from ..tree import Flat, Tree
-from . import optimiser
 from .assemble import assemble
 from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
-from .declared import fresh_tensors, initial, moving_keys
+from .declared import fresh_tensors, initial, moving_keys, still
 from .diagnose import refuse_nonfinite
 from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Unanswered, Work
 from .glance import Glance
@@ -65,8 +64,7 @@ class Federation:
         self.model: Model = tree.clone(self.spec.model)
         self.shared, self.server = initial(self, "shared"), initial(self, "server")
         self.versions = {path: 0 for path, _ in tree.paths(self.shared)}    # clock at which a shared tensor last changed
-        self.still = {p.name: optimiser.init(self.policy, tree.pick(self.model["params"], p.keys))
-                      for p in [*self.phases, self.plain_phase]}
+        self.still = still(self)
         self.clients: ClientStore = store(ClientState(fresh_tensors(self)))
         self.moving = moving_keys(self)
         self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,6 +56,11 @@ def in_pieces(*lists: list[Tensor]) -> tuple[list[Tensor], ...]:
         return lists
     length = max(-(-sum(sizes) // spare // PIECE) * PIECE, PIECE)
     return tuple([piece for t in ts for piece in t.detach().as_strided((t.numel(),), (1,)).split(length)] for ts in lists)
+
+
+def apart(policy: Policy) -> Policy:
+    """What the parts' own steps are made with: SGD with the run's learning rate and momentum, without weight decay."""
+    return replace(policy, optimiser="sgd", weight_decay=0.0)
 
 
 def is_plain(policy: Policy) -> bool:

@@ -13,6 +13,7 @@ from .. import rng, tree
 from ..tree import Flat, Tree
 from . import optimiser
 from ._record_cuda import record
+from .declared import own_tensors
 from .method import Method
 from .network import Network, Tap, Trace
 from .part import Batch, Model, Part, Phase, Spec
@@ -175,6 +176,7 @@ class Program:
     def __init__(self, network: Network, method: Method, phases: list[Phase], spec: Spec, task: Task,
                  transform: Callable[..., Any], samples_apart: bool = False) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
+        self.apart = optimiser.apart(spec.policy)
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
         self.gather = getattr(transform, "gather", None)
         self.channels_last = spec.policy.layout == "channels_last"
@@ -194,14 +196,13 @@ class Program:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
-        """A part's own plain SGD step on what it attached or holds personally, apart from the main loss."""
-        own = [p for k, p in view.params.items() if k.startswith(part.name + ".")] + tree.leaves(view.personal)
+        """A part's own SGD step on what it attached or holds personally, apart from the main loss; the part has an optimiser to itself."""
+        own, slot = own_tensors(part.name, view.params, view.personal), view._pass.step.slot
         loss = objective(view)
         if not torch.is_tensor(loss):             # switched off by its settings
             return
-        grads = torch.autograd.grad(loss, own, view._pass.step.slot.one_for(loss), materialize_grads=True)
-        with torch.no_grad():
-            optimiser.descend(own, list(grads), view.lr)
+        grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
+        optimiser.update(self.apart, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
 
     def step(self, slot: Slot, phase: Phase, size: int) -> Step:
         """One step on the next `size` samples of the slot's order."""
