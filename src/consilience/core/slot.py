@@ -85,7 +85,10 @@ class Slot:
         """What a part tracked in a step becomes its scratch."""
         old = self.scratch[name]
         if self._own is None:
-            tree.copy_into(old, new)
+            changed = [(to, t) for to, t in tree.matched(old, new) if to is not t]
+            written = {to.untyped_storage().data_ptr() for to, _ in changed}
+            # what reads memory that another leaf is written to is read first, as one step's value that becomes the next one's "before"
+            tree.copy_pairs((to, t.clone() if t.untyped_storage().data_ptr() in written else t) for to, t in changed)
         elif all(self._lasts(t, before) for before, t in tree.matched(old, new)):
             self.scratch = {**self.scratch, name: tree.map(lambda t: t.detach() if t.requires_grad else t, new)}
         else:
