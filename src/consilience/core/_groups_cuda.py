@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ._norms_cuda import above, layout
+from ._once import first_order
 
 try:
     import triton
@@ -82,7 +82,9 @@ if triton is not None:
 
 def usable(norm: nn.GroupNorm, x: Tensor) -> bool:
     """Whether the kernels compute what GroupNorm after a ReLU would. In bfloat16 maps stay with PyTorch, which makes them float32."""
-    if triton is None or not x.is_cuda or x.dtype != torch.float32 or x.dim() != 4 or x.numel() >= 1 << 31 or not len(x):
+    if triton is None or not x.is_cuda or torch.jit.is_tracing():
+        return False
+    if x.dtype != torch.float32 or x.dim() != 4 or x.numel() >= 1 << 31 or not len(x):
         return False
     if norm.weight is None or not (norm.weight.dtype == norm.bias.dtype == torch.float32) or x.shape[1] != norm.num_channels:
         return False
@@ -112,7 +114,7 @@ class _ReluNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, means, stds = ctx.saved_tensors
         b, c = x.shape[:2]

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from ._once import first_order
 
 try:
     import triton
@@ -88,7 +89,9 @@ if triton is not None:
 
 
 def usable(x: Tensor, layer: nn.Linear) -> bool:
-    if triton is None or not x.is_cuda or x.dim() != 2 or x.dtype != torch.float32 or layer.weight.dtype != torch.float32:
+    if triton is None or not x.is_cuda or torch.jit.is_tracing():
+        return False
+    if x.dim() != 2 or x.dtype != torch.float32 or layer.weight.dtype != torch.float32:
         return False
     n, k = layer.weight.shape
     return (0 < len(x) <= LARGEST_BATCH and max(n, k) <= WIDEST and n * k <= LARGEST and layer.weight.is_contiguous()
@@ -120,7 +123,7 @@ class _Linear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, w, y = ctx.saved_tensors
         g = grads[0].contiguous()

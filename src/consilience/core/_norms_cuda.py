@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from ._once import first_order
 
 try:
     import triton
@@ -22,6 +23,7 @@ except ImportError:
 ALONE = 1 << 16             # bytes of a map that one program walks by itself, twice: they stay in its cache
 TILE, BACK_TILE = 1 << 14, 1 << 13      # numbers a program holds at once
 SHARES = 64                 # programs that share the positions of a large map
+MOST_PROGRAMS = (1 << 16) - 1           # that a launch can have along its second axis
 
 if triton is not None:
     @triton.jit
@@ -192,7 +194,9 @@ if triton is not None:
 
 def usable(norm: Any, x: Tensor, add: Tensor | None) -> bool:
     """Whether the kernels compute what these layers would. `norm` is a BatchNorm layer that nobody listens to."""
-    if triton is None or not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16) or x.dim() not in (2, 4) or x.numel() >= 1 << 31:
+    if triton is None or not x.is_cuda or torch.jit.is_tracing():
+        return False
+    if x.dtype not in (torch.float32, torch.bfloat16) or x.dim() not in (2, 4) or x.numel() >= 1 << 31:
         return False
     weight, bias, mean = norm.weight, norm.bias, norm.running_mean
     if weight is None or bias is None or mean is None or norm.num_batches_tracked is None or norm.momentum is None:
@@ -231,7 +235,7 @@ class _Geometry:
             tile = BACK_TILE
         self.rows = min(above(self.M), tile // self.cols)
         tiles = -(-self.M // self.rows)
-        self.each = self.rows * (-(-tiles // SHARES) if sums else 1)      # positions of one program
+        self.each = self.rows * -(-tiles // (SHARES if sums else MOST_PROGRAMS))      # positions of one program
         self.warps = min(16, max(4, self.rows * self.cols // 512))
         self.grid = -(-self.C // self.cols), -(-self.M // self.each) if self.shared else 1
 
@@ -265,7 +269,7 @@ class _NormRelu(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, weight, mean, std = ctx.saved_tensors
         g = grads[0].contiguous(memory_format=layout(x))

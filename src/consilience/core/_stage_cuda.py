@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from ._once import first_order
 
 try:
     import triton
@@ -21,6 +22,7 @@ except ImportError:
 
 LARGEST_BATCH, MOST_CHANNELS, LONGEST = 256, 64, 1024      # samples; channels that come out; numbers that one output is a sum of:
                                                            # beyond these cuDNN is better
+MOST_NUMBERS = (1 << 31) - (1 << 10)         # of a map: places are int32, and the last block of threads reaches beyond the end
 PRECISION = "tf32x3"                         # three products of tensor cores: as exact as float32
 PROGRAMS, MOST_PIECES = 528, 128             # a sum over positions is cut into pieces: four programs for each of the GPU's processors
 
@@ -113,11 +115,15 @@ if triton is not None:
 
 
 def usable(x: Tensor, conv: nn.Conv2d) -> bool:
-    if triton is None or not x.is_cuda or x.dim() != 4 or x.dtype != torch.float32 or conv.weight.dtype != torch.float32:
+    if triton is None or not x.is_cuda or torch.jit.is_tracing():
+        return False
+    if x.dim() != 4 or x.dtype != torch.float32 or conv.weight.dtype != torch.float32:
         return False
     side, pad = conv.kernel_size[0], int(conv.padding[0])
+    high, wide = x.shape[2] + 2 * pad - side + 1, x.shape[3] + 2 * pad - side + 1      # of the map before the pooling
     return (len(x) <= LARGEST_BATCH and conv.out_channels <= MOST_CHANNELS and conv.in_channels * side * side <= LONGEST
-            and x.is_contiguous() and conv.weight.is_contiguous() and min(x.shape[2:]) + 2 * pad - side + 1 >= 2 and 0 < x.numel() < 1 << 31
+            and x.is_contiguous() and conv.weight.is_contiguous() and min(high, wide) >= 2
+            and 0 < x.numel() <= MOST_NUMBERS and len(x) * conv.out_channels * high * wide <= MOST_NUMBERS
             and not torch.is_autocast_enabled("cuda"))
 
 
@@ -157,7 +163,7 @@ class _Stage(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, w, place = ctx.saved_tensors
         g = grads[0].contiguous()

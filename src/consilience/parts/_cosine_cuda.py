@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..core._once import first_order
 from . import _fused
 
 try:
@@ -87,7 +87,7 @@ class _Cosines(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         u, w = ctx.saved_tensors
         (b, d), c = u.shape, len(w)

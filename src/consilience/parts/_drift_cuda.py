@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..core._once import first_order
 from . import _fused
 
 try:
@@ -85,7 +85,7 @@ class _Both(torch.autograd.Function):
         return tuple(t.sum() if programs > 1 else t.view(()) for t in (main, term))
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *above: Tensor) -> Any:
         one, other = ctx.saved_tensors
         out = torch.empty_like(one)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..core._once import first_order
 from ..core.step_view import Unfolded
 from ..tree import Tree
 
@@ -188,6 +189,7 @@ class _Jitter(torch.autograd.Function):
         return y, *moved
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *others = ctx.saved_tensors
         like = torch.contiguous_format if x.is_contiguous() else torch.channels_last

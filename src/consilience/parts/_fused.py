@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core._once import first_order
+
 try:
     import triton
 except ImportError:
@@ -25,7 +27,7 @@ ROWS = 16                   # rows of a block
 
 def ready(*tensors: Tensor, width: int = 1, classes: int = 1) -> bool:
     """Whether kernels can work on these tensors, which must have one row per sample."""
-    return (triton is not None and width <= WIDEST and classes <= 128
+    return (triton is not None and not torch.jit.is_tracing() and width <= WIDEST and classes <= 128
             and all(t.device.type == DEVICE and t.dtype == torch.float32 and t.is_contiguous() and t.numel() for t in tensors))
 
 
@@ -52,6 +54,7 @@ class _Known(torch.autograd.Function):
         return loss.view_as(loss)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *above: Tensor) -> Any:
         grads = ctx.saved_tensors
         if getattr(above[0], "always_one", False):        # the step's own start of the way back: sums hand it on as it is
