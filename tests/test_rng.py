@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience import rng
+from consilience import _rng_cuda, rng
 
 seeds = st.integers(0, 2**63 - 1)
 words = st.lists(st.one_of(st.text(alphabet="abcxyz", min_size=1, max_size=6), st.integers(0, 10**6)), max_size=4)
@@ -197,3 +197,49 @@ def test_shuffles_on_a_gpu_are_those_of_the_host(n):
         pytest.skip("no CUDA device")
     keys = rng.keys(9, "gpu", each=range(3))
     assert torch.equal(rng.shuffles(keys.cuda(), n).cpu(), rng.shuffles(keys, n))
+
+
+def test_the_kernel_folds_one_key_and_one_number_alone(monkeypatch):
+    """Whatever has several of either, or lies behind a vmap, goes the way of tensors, on every device with the same result."""
+    keys = rng.keys(7, "a", each=range(4))
+    cases = [(keys, 3), (keys[0], torch.arange(4)), (keys[:1], 3), (keys[0], torch.arange(1))]
+    wanted = [rng.fold(*case) for case in cases]
+    each = torch.vmap(lambda k: rng.fold(k, 3))
+    wanted_each, wanted_rows = each(keys), rng.uniform(keys[:1], (1,))
+    asked = []
+    monkeypatch.setattr(_rng_cuda, "usable", lambda keys: not torch._C._functorch.is_batchedtensor(keys))
+    monkeypatch.setattr(_rng_cuda, "fold", lambda key, number, constants: asked.append(number) or key)
+    for case, want in zip(cases, wanted):
+        assert torch.equal(rng.fold(*case), want)
+    assert torch.equal(each(keys), wanted_each)
+    assert torch.equal(torch.vmap(lambda n: rng.fold(keys[0], n))(torch.arange(4)), wanted[1])
+    assert torch.equal(rng.uniform(keys[:1], (1,)), wanted_rows)
+    assert not asked
+    rng.fold(keys[0], 3)
+    rng.fold(keys[0], torch.tensor(4))
+    assert asked == [3, 4]
+
+
+def test_which_keys_the_kernels_read(monkeypatch):
+    assert not _rng_cuda.usable(rng.key(0))
+    monkeypatch.setattr(_rng_cuda, "triton", object())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    keys = rng.keys(7, each=range(4))
+    assert _rng_cuda.usable(keys)
+    assert _rng_cuda.usable(keys[2])
+    assert not _rng_cuda.usable(keys[::2])
+    assert not _rng_cuda.usable(keys[:1].expand(1 << 16))
+    behind = []
+    torch.vmap(lambda k: behind.append(_rng_cuda.usable(k)) or k)(keys)
+    assert behind == [False]
+
+
+@pytest.mark.gpu
+def test_folds_on_a_gpu_are_those_of_the_host():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    keys, numbers = rng.keys(7, each=range(4)), torch.arange(5)
+    assert torch.equal(rng.fold(keys.cuda(), 3).cpu(), rng.fold(keys, 3))
+    assert torch.equal(rng.fold(keys[0].cuda(), numbers.cuda()).cpu(), rng.fold(keys[0], numbers))
+    assert torch.equal(rng.keys(keys[0].cuda(), "x", each=range(3)).cpu(), rng.keys(keys[0], "x", each=range(3)))
+    assert torch.equal(torch.vmap(lambda k: rng.uniform(k, (2,)))(keys.cuda()).cpu(), torch.vmap(lambda k: rng.uniform(k, (2,)))(keys))

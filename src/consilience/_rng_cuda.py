@@ -18,6 +18,7 @@ except ImportError:
     triton = None
 
 BLOCK = 1024
+MOST_KEYS = (1 << 16) - 1    # that one launch can draw for
 
 if triton is not None:
     @triton.jit
@@ -57,8 +58,18 @@ if triton is not None:
             tl.store(to, _mix(seed + (i + 1) * GOLDEN, MIX_1, MIX_2), mask=i < n)
 
 
-def usable(key: Tensor) -> bool:
-    return triton is not None and key.is_cuda
+def usable(keys: Tensor) -> bool:
+    """Whether the kernels can read these keys: they lie on a GPU, one beside the other, and no vmap stands before them."""
+    return (triton is not None and keys.is_cuda and not torch._C._functorch.is_batchedtensor(keys) and keys.is_contiguous()
+            and keys.numel() <= MOST_KEYS)
+
+
+def folds(key: Tensor, number: int | Tensor) -> bool:
+    """Whether `fold` can: it makes one key, of one key and one number that the host knows or that lies where the key does."""
+    if key.dim() or not usable(key):
+        return False
+    return isinstance(number, int) or (number.dim() == 0 and number.device == key.device and not number.is_floating_point()
+                                       and not torch._C._functorch.is_batchedtensor(number))
 
 
 def fold(key: Tensor, number: int | Tensor, constants: tuple[int, int, int]) -> Tensor:

@@ -90,7 +90,7 @@ def number(*words: str | int) -> int:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (an int, or an int64 tensor)."""
-    if _rng_cuda.usable(key):
+    if _rng_cuda.folds(key, number):
         return _rng_cuda.fold(key, number, HASH_CONSTANTS)
     if isinstance(number, int) and _readable(key):
         return torch.tensor(_mix_int(int(key.numpy()) * _GOLDEN + number), dtype=torch.int64)
@@ -105,7 +105,7 @@ def key(base: int | Tensor, *words: str | int) -> Tensor:
 
 def bits(key: Tensor, n: int) -> Tensor:
     """n int64 with all 64 bits random."""
-    if _rng_cuda.usable(key):
+    if key.dim() == 0 and _rng_cuda.usable(key):
         return _rng_cuda.draw(key, n, False, HASH_CONSTANTS)
     if n <= _SMALL and _readable(key):
         return torch.from_numpy(_draw_array(key.numpy(), n))
@@ -114,7 +114,7 @@ def bits(key: Tensor, n: int) -> Tensor:
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers in (0, 1), never 0 and never 1."""
-    if _rng_cuda.usable(key):
+    if key.dim() == 0 and _rng_cuda.usable(key):
         return _rng_cuda.draw(key, math.prod(shape), True, HASH_CONSTANTS).reshape(tuple(shape))
     return (_shift(bits(key, math.prod(shape)), 41).float() + 0.5).div(1 << 23).reshape(tuple(shape))
 
@@ -142,7 +142,7 @@ def permutation(key: Tensor, n: int) -> Tensor:
 def keys(base: int | Tensor, *words: str | int, each: Iterable[str | int]) -> Tensor:
     """key(base, *words, e) for every e, as one tensor."""
     start = base if isinstance(base, Tensor) else torch.tensor(base, dtype=torch.int64)
-    return fold(start, torch.tensor([_number((*words, e)) for e in each], dtype=torch.int64))
+    return fold(start, torch.tensor([_number((*words, e)) for e in each], dtype=torch.int64, device=start.device))
 
 
 def shuffles(keys: Tensor, n: int) -> Tensor:
