@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from consilience.engines.sequential import Sequential
-from consilience.engines.slots import SIDES, Slots
+from consilience.engines.slots import SIDES, Slots, _out_of_memory
+from consilience.errors import ConfigError
 from consilience.metrics.accuracy import score_global, score_personal
 from consilience.parts import PARTS
 from consilience.testing import largest_difference, run_tiny, trial
@@ -97,3 +98,81 @@ def test_when_memory_runs_out_clients_are_asked_one_by_one(seen: SimpleNamespace
     with pytest.raises(RuntimeError, match="a mistake"):
         list(fed.each(fail, range(4)))
     assert seen.now is seen.main
+
+
+SAID = ["CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_libraries_say_in_their_own_words_that_memory_ran_out(said: str) -> None:
+    for kind in (RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)):
+        assert _out_of_memory(kind(said))
+    on_top, cause = RuntimeError("the capture could not be ended"), RuntimeError(said)
+    on_top.__context__ = cause
+    assert _out_of_memory(on_top)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access was encountered"), ValueError(SAID[0]), None,
+                                   RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`"),
+                                   RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")])
+def test_other_mistakes_are_not_taken_for_it(error: Exception | None) -> None:
+    assert not _out_of_memory(error)
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, holds: int, error: Exception) -> None:
+    """A GPU with memory for so many slots, of all kinds together."""
+    make = Slots._lanes_for
+
+    def lanes_for(self: Slots, work: Any, clients: int, main: Any) -> Any:
+        made = self.make_slot
+
+        def one_more(work: Any) -> Any:
+            if sum(map(len, self.lanes.values())) >= holds:
+                raise error
+            return made(work)
+        self.make_slot = one_more
+        try:
+            return make(self, work, clients, main)
+        finally:
+            self.make_slot = made
+    monkeypatch.setattr(Slots, "_lanes_for", lanes_for)
+
+
+@pytest.mark.parametrize("holds", [2, 1])
+def test_slots_that_do_not_fit_are_given_up(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, holds: int) -> None:
+    """Of three clients that train, two or one find memory: the round goes on with one slot."""
+    whole = run_tiny([], rounds=2)
+    short_of_memory(monkeypatch, holds, RuntimeError(SAID[0]))
+    fed = run_tiny([], rounds=2, engine=Slots.of(8))
+    assert largest_difference(whole, fed) == 0
+    assert fed.engine.most == 1
+    assert fed.engine.notes == ["the GPU's memory sufficed for 1 slot"]
+
+
+def test_no_memory_for_one_client(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 0, RuntimeError(SAID[0]))
+    with pytest.raises(ConfigError, match=r"train one client \(CUDA error: out of memory\)\. Use a smaller batch"):
+        run_tiny([], rounds=1, engine=Slots.of(8))
+
+
+def test_work_for_one_client_does_not_cost_the_others_their_slots(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of work has no slot yet, another fills the memory: those are given up, and come back in the next round."""
+    fed = run_tiny([], rounds=1, engine=Slots.of(8))
+    twin = run_tiny([], rounds=1)
+    engine = fed.engine
+    (kind, lanes), = engine.lanes.items()
+    filled = len(lanes)
+    assert filled > 2
+    short_of_memory(monkeypatch, filled, torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    for f in (fed, twin):
+        f.train_plainly(0, f.model, 1)
+    assert engine.most == 8
+    assert [len(own) for other, own in engine.lanes.items() if other != kind] == [1]
+    assert not engine.lanes.get(kind)
+    assert engine.notes == ["the GPU's memory did not suffice for the slots of two kinds of work"]
+    for f in (fed, twin):
+        f.round()
+    assert largest_difference(twin, fed) == 0

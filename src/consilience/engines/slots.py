@@ -38,6 +38,9 @@ BLOCKS = (8, 4, 1)  # steps in a graph; a schedule is cut into the largest that 
 SIDES = 4           # streams for what clients are asked outside training
 TURN = 4            # graphs a slot launches before the next slot has its turn
 WARM_UP = 2         # eager steps before a capture
+# What the driver and the libraries say when they find no memory for themselves; PyTorch's own class of error is for its allocator alone.
+NO_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+             "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate")
 _CAPTURING = threading.Lock()      # of all engines of the process: collection, which must rest meanwhile, is theirs in common
 
 
@@ -75,15 +78,15 @@ class Slots:
         queue = list(works)
         results: dict[int, Any] = {}
         while len(results) < len(queue):
-            enough = True
+            said: str | None = None
             try:
                 self._work_off(queue, results)
             except RuntimeError as error:
-                enough = not _out_of_memory(error)
-                if enough:
+                if not _out_of_memory(error):
                     raise
-            if not enough:                           # here, since the error held on to tensors of the frames it passed
-                self._halve(queue[0].kind)
+                said = str(error).partition("\n")[0]
+            if said is not None:                     # here, since the error held on to tensors of the frames it passed
+                self._halve(queue[0].kind, min(self.most, len(queue) - len(results)), said)
         for place in range(len(queue)):
             yield results.pop(place)
 
@@ -174,17 +177,22 @@ class Slots:
                 lane.stream.wait_event(event)
         return lanes[:clients]
 
-    def _halve(self, kind: str) -> None:
-        """The GPU's memory did not suffice: half the slots, and the clients that were under way begin again.
+    def _halve(self, kind: str, wanted: int, said: str) -> None:
+        """The GPU's memory did not suffice for `wanted` slots: half of those there are, and the clients under way begin again.
 
         Draws are keyed, so nothing of the result changes. Slots of other kinds of work are given up whole; they come back when needed.
+        Where this kind has less than two, their memory may be what it lacked, so the bound on slots stays as it is.
         """
         torch.cuda.synchronize()
         lanes = self.lanes.get(kind, [])
-        if len(lanes) < 2 and len(self.lanes) < 2:
-            raise ConfigError("The GPU's memory does not suffice to train one client. Use a smaller batch or eval_batch, "
+        if len(lanes) < 2 and any(own for other, own in self.lanes.items() if other != kind):
+            note = "the GPU's memory did not suffice for the slots of two kinds of work"
+        elif max(len(lanes), wanted) < 2:
+            raise ConfigError(f"The GPU's memory does not suffice to train one client ({said}). Use a smaller batch or eval_batch, "
                               "precision=bfloat16, or device=cpu.")
-        self.most = max(1, len(lanes) // 2)
+        else:
+            self.most = max(1, len(lanes) // 2)
+            note = f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}"
         self.lanes = {kind: lanes[: self.most]}
         for lane in self.lanes[kind]:
             lane.work = None
@@ -193,7 +201,7 @@ class Slots:
         with _CAPTURING:                             # nothing may be collected while another device captures
             gc.collect()
             torch.cuda.empty_cache()
-        self.notes.append(f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}")
+        self.notes.append(note)
 
     def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
         """Load the next client into a free slot."""
@@ -273,7 +281,11 @@ class Slots:
 
 def _out_of_memory(error: BaseException | None) -> bool:
     """Whether memory ran out; ending a capture that broke for that reason may raise an error of its own on top."""
-    return error is not None and (isinstance(error, torch.cuda.OutOfMemoryError) or _out_of_memory(error.__context__))
+    if error is None:
+        return False
+    if isinstance(error, torch.cuda.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in NO_MEMORY)):
+        return True
+    return _out_of_memory(error.__cause__) or _out_of_memory(error.__context__)
 
 
 def blocks_of(schedule: list[tuple[Phase, list[int]]]) -> list[tuple[Phase, int, int]]:
