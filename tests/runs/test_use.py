@@ -134,6 +134,20 @@ def test_onnx(trained, tmp_path):
     np.testing.assert_allclose(got, served(run, name).logits(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("error", "said"), [(AttributeError("'Tensor' object has no attribute 'bit_length'\nmore"), "bit_length'$"),
+                                             (RuntimeError("no such operator"), "no such operator"), (KeyError(), "KeyError")])
+def test_a_model_that_onnx_cannot_hold(trained, tmp_path, monkeypatch, error, said):
+    """Exporters fail in many ways; each is told in one line, and no half-written file is left."""
+    pytest.importorskip("onnx")
+
+    def fail(*args, **settings):
+        raise error
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(ConfigError, match=f"^This model cannot be written as ONNX: .*{said}"):
+        export(trained("fedavg"), tmp_path / "m.safetensors", onnx=tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+
 def test_onnx_without_the_package_names_the_extra(trained, tmp_path, monkeypatch):
     import sys
     monkeypatch.setitem(sys.modules, "onnx", None)

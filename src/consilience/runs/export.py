@@ -154,10 +154,11 @@ def write_onnx(module: ServedModule, x: Tensor, to: Path) -> None:
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")              # of numbers that are constants on purpose, and of the exporter's age
         draft = Path(place) / "model.onnx"
-        try:
+        try:                                         # exporter and checker fail with errors of many kinds
             torch.onnx.export(module.eval(), (x.to(device),), draft, input_names=["input"], output_names=["logits"], dynamo=False,
                               dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
-        except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
-            raise ConfigError(f"This model cannot be written as ONNX: {str(error).splitlines()[0]}") from error
-        onnx.checker.check_model(str(draft))
+            onnx.checker.check_model(str(draft))
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ConfigError(f"This model cannot be written as ONNX: {said}") from error
         write_bytes(to, draft.read_bytes())
