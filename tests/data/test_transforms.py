@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consilience import rng
-from consilience.data import geometry, transforms
+from consilience.data import _transforms_cuda, geometry, transforms
 from consilience.data.dataset import Dataset
 from consilience.errors import ConfigError
 
@@ -288,8 +288,22 @@ def test_picking_a_batch_in_one_kernel(text, channels_last):
         assert not channels_last or out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_the_kernel_does_not_know_is_picked_in_pieces():
+def test_what_the_kernel_does_not_know_is_picked_in_pieces(monkeypatch):
     data = dataset()
     rows, counter = torch.arange(4)[None], torch.zeros(1, dtype=torch.int64)
-    for text in ("none", "crop+flip+normalise", "rotation(degrees=20)"):
-        assert transforms.make(text, data).gather(data.x, data.y, rows, counter, 4, rng.key(0), False) is None
+
+    def picked(text, y=data.y, rows=rows, **more):
+        return transforms.make(text, dataset(**more)).gather(data.x, y, rows, counter, 4, rng.key(0), False)
+
+    assert picked("none") is None                                    # the samples lie on the host
+    monkeypatch.setattr(_transforms_cuda, "usable", lambda x, samples: True)
+    monkeypatch.setattr(_transforms_cuda, "gather", lambda *args: "one kernel")
+    for known in ("none", "normalise", "crop+flip+normalise", "flip(p=0.3)"):
+        assert picked(known) == "one kernel"
+    masks = torch.zeros(len(data.x), 12, 12, dtype=torch.uint8)
+    for unknown in ("rotation(degrees=20)", "crop+flip+rotation+normalise", "flip+crop", "flip(axes=any)", "crop+cutout"):
+        assert picked(unknown) is None, unknown
+    assert picked("crop", task="segmentation") is None               # the masks have to move along
+    assert picked("none", y=masks) is None
+    assert picked("none", y=torch.arange(80)[::2]) is None
+    assert picked("none", rows=torch.arange(8)[None, ::2].expand(2, 4)) is None
