@@ -130,6 +130,26 @@ def test_refusals(values, message):
         build(Settings, values, "settings")
 
 
+def test_none_true_and_false_are_words_where_a_word_is_asked_for():
+    @dataclass(frozen=True)
+    class Wordy:
+        kind: str = option("some", choices=("some", "none", "true"))
+        text: str = option("")
+        limit: int | None = option(3)
+        flag: bool = option(False)
+
+        def __post_init__(self) -> None:
+            check(self, "wordy")
+    made = lambda text: build(Wordy, parse_call(text, "It")[1], "wordy")
+    assert made("wordy(kind=none)") == made("wordy(kind='none')") == Wordy(kind="none")
+    assert made("wordy(kind=true, flag=true, limit=none)") == Wordy("true", "", None, True)
+    with pytest.raises(ConfigError, match=r"'kind' option of wordy must be one of some, none, true. Got 'false' instead"):
+        made("wordy(kind=false)")
+    with pytest.raises(ConfigError, match=r"'text' option of wordy must be a text. Got None instead. If .* write it in quotes: 'none'"):
+        made("wordy(text=none)")
+    assert made("wordy(text='none')").text == "none"
+
+
 def test_a_class_without_options_says_so():
     @dataclass(frozen=True)
     class Nothing:
@@ -183,6 +203,7 @@ def test_calls_by_hand(text, result):
     ("", "must be written name"), ("1", "must be written name"), ("f(", "must be written name"), ("f(1)", "need names, as in f"),
     ("f(**x)", "need names"), ("a.b(c=1)", "must be written name"), ("f(a=g(1))", "not a plain value"), ("f(a=b.c)", "not a plain value"),
     ("f(a={[]: 1})", "not a plain value"), ("f(a=" + "-" * 20000 + "1)", "must be written name|not a plain value"),
+    ("f(a=3x3)", "stands in quotes: key='3x3'"), ("f(a=b-c)", "'a' in .* is not a plain value. Text .* in quotes: a='a-b'"),
     ("f(a=1, a=2)", "twice"), ("f(a=__import__('os'))", "not a plain value"),
 ])
 def test_calls_refused(text, message):

@@ -52,8 +52,17 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
         if key not in known:
             raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, known)}" if known else
                               f"{owner} has no options, so {key!r} cannot be set.")
-    hints = typing.get_type_hints(cls)
-    return cls(**{k: coerce(v, hints[k], f"The {k!r} option of {owner}") for k, v in values.items()})
+    hints, meant = typing.get_type_hints(cls), {f.name: f.metadata for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{k: coerce(_as_word(v, hints[k], meant[k]), hints[k], f"The {k!r} option of {owner}") for k, v in values.items()})
+
+
+_WORDS = {"true": True, "false": False, "none": None}        # bare words that calls and files give as values of their own
+
+
+def _as_word(value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
+    """Where an option is one of several words, none, true and false are words too: projection=none is the projection named none."""
+    words = [word for word, meaning in _WORDS.items() if value is meaning]
+    return words[0] if words and hint is str and meta.get("choices") else value
 
 
 def check(instance: Any, owner: str) -> None:
@@ -142,15 +151,16 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
 
 
 def _wrong_type(value: Any, hint: Any, what: str) -> ConfigError:
-    return ConfigError(f"{what} must be a {_type_name(hint)}. Got {value!r} instead.")
+    read_as_value = hint is str and (value is None or isinstance(value, bool))
+    quotes = f" If the word is meant, write it in quotes: '{str(value).lower()}'." if read_as_value else ""
+    return ConfigError(f"{what} must be a {_type_name(hint)}. Got {value!r} instead.{quotes}")
 
 
 class _LowerCaseWords(ast.NodeTransformer):
     """true, false and none as Python spells them; text in quotes stays as it is."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        words = {"true": True, "false": False, "none": None}
-        return ast.Constant(words[node.id]) if node.id in words else node
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
 def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
@@ -162,7 +172,8 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     if isinstance(node, ast.Name):
         return node.id, {}
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise ConfigError(f"{what} must be written name or name(key=value, …). Got {text!r} instead.")
+        quotes = " Text other than a plain word stands in quotes: key='3x3'." if node is None and "=" in text else ""
+        raise ConfigError(f"{what} must be written name or name(key=value, …). Got {text!r} instead.{quotes}")
     if node.args or any(k.arg is None for k in node.keywords):
         raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). "
                           f"Got {text!r} instead.")
@@ -171,13 +182,14 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
         assert keyword.arg is not None
         if keyword.arg in values:
             raise ConfigError(f"{what}: {keyword.arg!r} stands twice in {text!r}.")
-        if isinstance(keyword.value, ast.Name) and keyword.value.id not in ("true", "false", "none"):
+        if isinstance(keyword.value, ast.Name) and keyword.value.id not in _WORDS:
             values[keyword.arg] = keyword.value.id
             continue
         try:
             values[keyword.arg] = ast.literal_eval(_LowerCaseWords().visit(keyword.value))
         except (ValueError, TypeError, MemoryError, RecursionError):
-            raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value.") from None
+            raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value. Text other than a plain word stands in quotes: "
+                              f"{keyword.arg}='a-b'.") from None
     return node.func.id, values
 
 

@@ -97,6 +97,14 @@ def test_presets_forward_their_options():
     assert (lfd["cosine"].tau, lfd["drift"].tau) == (0.2, 0.2)
 
 
+def test_a_choice_named_none_needs_no_quotes():
+    assert named("debias(projection=none)")["debias"].projection == "none"
+    assert named("fedbr(projection=none)") == named("fedbr(projection='none')") == named("fedbr", {"fedbr.projection": "none"})
+    assert named("ffa(sharing=none)")["ffa"].sharing == "none"
+    with pytest.raises(ConfigError, match=r"'pseudo' option of debias must be one of rsm, mixture. Got 'none' instead"):
+        named("fedbr(pseudo=none)")
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_forwarded_option_exists(preset):
     for targets in PRESETS[preset].options.values():
