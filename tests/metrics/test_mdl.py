@@ -10,6 +10,7 @@ import torch
 from consilience import rng
 from consilience.errors import DataError
 from consilience.metrics.mdl import Probe, code_lengths, curve_sizes, mdl
+from consilience.metrics.probes import Order, Task, fit_together, initial, train_probes
 
 KEY = rng.key(0, "mdl test")
 QUICK = {"points": 4, "seeds": 2}
@@ -66,33 +67,88 @@ def test_one_scalar_mean_and_deviation():
     assert length(x * torch.tensor([1.0, 1.0, 50.0])) != pytest.approx(length(x), rel=1e-4)
 
 
-def test_probes_side_by_side_equal_torch_modules_one_by_one():
-    """The batched probe is the plain MLP under plain Adam, from the same start on the same batches."""
-    from consilience.metrics.mdl import _initial, _probe_losses
-    x, y = rng.normal(rng.key(5, "x"), (40, 6)), torch.arange(40) % 3
-    rows = torch.stack([torch.arange(10), torch.arange(10, 20)])
-    probe = Probe(steps=12, hidden=16, lr=1e-2)
-    got = _probe_losses(x, y, rows, slice(30, None), 3, probe, KEY)
-    start = _initial((6, 16, 16, 3), 2, KEY, x.device)
-    for seed in range(2):
-        net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-        with torch.no_grad():
-            for layer, (w, b) in zip((net[0], net[2], net[4]), zip(start[::2], start[1::2])):
-                layer.weight.copy_(w[seed].T)
-                layer.bias.copy_(b[seed, 0])
-        adam = torch.optim.Adam(net.parameters(), lr=1e-2)
-        for _ in range(12):
-            adam.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[rows[seed]]), y[rows[seed]]).backward()
-            adam.step()
-        with torch.no_grad():
-            expected = torch.nn.functional.cross_entropy(net(x[30:]), y[30:])
-        assert got[seed] == pytest.approx(float(expected), rel=1e-4)
+def _one_by_one(x, y, task, classes, probe, held):
+    """A plain MLP under plain Adam; permutations drawn one at a time, batches cut from them as they come."""
+    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], probe.hidden), torch.nn.ReLU(), torch.nn.Linear(probe.hidden, probe.hidden),
+                              torch.nn.ReLU(), torch.nn.Linear(probe.hidden, classes))
+    start = initial(probe.widths(x.shape[1], classes), [task], x.device)
+    with torch.no_grad():
+        for layer, (w, b) in zip((net[0], net[2], net[4]), zip(start[::2], start[1::2])):
+            layer.weight.copy_(w[0].T)
+            layer.bias.copy_(b[0, 0])
+    adam = torch.optim.Adam(net.parameters(), lr=probe.lr)
+    left, epoch = torch.zeros(0, dtype=torch.int64), 0
+    for _ in range(probe.steps):
+        drawn = torch.arange(task.size)
+        if task.size > probe.batch:
+            while len(left) < probe.batch:
+                left = torch.cat([left, rng.permutation(rng.key(rng.key(task.key, "order", task.seed), epoch), task.size)])
+                epoch += 1
+            drawn, left = left[:probe.batch], left[probe.batch:]
+        rows = task.rows[drawn]
+        adam.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        adam.step()
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(net(x[held]).double(), y[held]))
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_probes_trained_at_once_equal_torch_modules_one_by_one(together):
+    """Whole subsets of several sizes, filled up to the largest where they share a step, and drawn batches of several sizes. Within 1e-4."""
+    x, y = rng.normal(rng.key(5, "x"), (60, 6)), torch.arange(60) % 3
+    probe = Probe(steps=150, batch=16, hidden=16, lr=1e-2)                        # more steps than are drawn ahead
+    tasks = [Task(size, seed, rng.permutation(rng.key(KEY, "rows", seed, size), 50)[:size], rng.key(KEY, "probe", size))
+             for size in (5, 10, 16, 20, 33) for seed in range(2)]
+    got = {t.name: loss for t, loss in train_probes(x, y, tasks, slice(50, None), 3, probe, together)}
+    assert list(got) == [t.name for t in tasks]
+    for task in tasks:
+        assert got[task.name] == pytest.approx(_one_by_one(x, y, task, 3, probe, slice(50, None)), rel=1e-4), task.name
+
+
+def test_bfloat16_products_stay_near():
+    y = torch.arange(300) % 4
+    x = 2 * torch.nn.functional.one_hot(y, 8).float() + rng.normal(rng.key(6, "noise"), (300, 8))
+    exact, rough = (mdl(x, y, 4, KEY, probe=Probe(steps=100, lr=1e-3, hidden=64, precision=kind), **QUICK)["right_endpoint"]["nats"]
+                    for kind in ("float32", "bfloat16"))
+    assert rough == pytest.approx(exact, rel=0.01)
+    assert rough != exact
+
+
+def test_a_measure_that_was_stopped_goes_on_with_the_next_probe():
+    y = torch.arange(200) % 2
+    x = rng.normal(rng.key(3, "x"), (200, 3))
+    probe, found, saved, steps = Probe(steps=5, hidden=8), dict[str, float](), list[int](), list[int]()
+    whole = mdl(x, y, 2, KEY, n=100, probe=probe, together=1, tell=lambda done, of: steps.append(done), **QUICK)
+    assert steps == [0, 5, 10, 15, 20, 25, 30, 35, 40]                            # four sizes, two seeds, five steps each
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, of: int) -> None:
+        if done == 20:
+            raise Stop
+    with pytest.raises(Stop):
+        mdl(x, y, 2, KEY, n=100, probe=probe, together=1, tell=stop, found=found, keep=lambda: saved.append(len(found)), **QUICK)
+    assert saved == [1, 2, 3]                                                     # the fourth was under way
+    steps.clear()
+    assert mdl(x, y, 2, KEY, n=100, probe=probe, together=1, tell=lambda done, of: steps.append(done), found=found, **QUICK) == whole
+    assert steps == [15, 20, 25, 30, 35, 40]
 
 
 def test_every_epoch_of_a_large_subset_passes_every_sample():
-    from consilience.metrics.mdl import _Order
-    order = _Order(KEY, 10)
+    order = Order(KEY, 10)
     drawn = torch.cat([order.next(4) for _ in range(5)])            # two epochs of ten in batches of four
     assert drawn[:10].sort().values.tolist() == list(range(10))
     assert drawn[10:].sort().values.tolist() == list(range(10))
+    assert drawn[:10].tolist() == rng.permutation(rng.key(KEY, 0), 10).tolist()
+    assert Order(KEY, 10).next(20).tolist() == drawn.tolist()       # however many are drawn at once
+
+
+def test_what_fits_on_a_device():
+    probe = Probe()
+    assert fit_together(512, 10, probe, torch.device("cpu")) == 1
+    # 512·512 + 512 + 512·512 + 512 + 512·10 + 10 = 530,442 weights, four numbers each; 256 rows of 512 + 4·512 + 2·128 = 2816 numbers:
+    # 4·530,442 + 256·2816 = 2,842,664 numbers of four bytes, and 2^32 // 11,370,656 = 377
+    assert fit_together(512, 10, probe, torch.device("cuda")) == 377
+    assert fit_together(10 ** 8, 10, probe, torch.device("cuda")) == 1

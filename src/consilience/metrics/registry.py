@@ -35,6 +35,7 @@ class Measure:
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()        # of NEEDS
     quick: ClassVar[bool] = True                 # seconds at most: measured when no name is given
+    resumable: ClassVar[bool] = False            # it keeps what it has found in `Subject.halfway` and goes on from there
     formula: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

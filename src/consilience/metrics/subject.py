@@ -14,7 +14,7 @@ from ..core.federation import Federation
 from ..core.part import Model
 from ..core.population import RowTable
 from ..data import FederatedData
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, ConsilienceError, did_you_mean
 from .gather import Answers, Asked, gather
 from .local_training import Trained, served, train_all, watch_client
 
@@ -23,6 +23,17 @@ T = TypeVar("T")
 ROWS = ("auto", "test", "validation", "train", "global")
 MODELS = ("auto", "global", "personalised")
 TRAINING = ("before", "after")
+HALF = "half"                  # in place of a client's name
+
+
+class OutOfTime(ConsilienceError):
+    """The time allowed was up before a measure had ended."""
+
+
+class Halfway(dict[str, Any]):
+    """What a long measure has found so far. Whoever can keep it overrides `save`, and the measure goes on from there another time."""
+
+    def save(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Subject:
                  tell: Callable[[str, int, int], None] = lambda what, done, of: None, clients: Sequence[int] | None = None) -> None:
         """`clients`: who is looked at where they are too many; nobody else then has samples in `data`."""
         self.fed, self.data, self.records, self.reference, self.tell, self.clients = fed, data, records, reference, tell, clients
+        self.halfway = Halfway()
         self._memo: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -164,8 +176,9 @@ class Subject:
     # ---- one client --------------------------------------------------------------------------------------------------
 
     def choose_client(self, name: str) -> int:
-        """A client by name; without one, that whose training samples cover nearest to half of the classes (LfD's choice)."""
-        if name:
+        """A client by name. Without one, or by "half", that whose training samples cover nearest to half of the classes (LfD's choice);
+        of equals the first in the order of the data's clients."""
+        if name and (name != HALF or HALF in self.names):
             if name not in self.names:
                 raise ConfigError(f"There is no client {name!r}.{did_you_mean(name, self.names)}")
             owner = self.names.index(name)

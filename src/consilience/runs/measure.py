@@ -11,7 +11,7 @@ from ..core.federation import Federation
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
-from ..metrics.subject import Reference, Subject
+from ..metrics.subject import Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
 from .files import read_json, write_json
 from .folder import read_records
@@ -34,13 +34,17 @@ def read_reference(path: str | Path) -> Reference:
 
 def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any] | None = None, *,
             reference: Reference | str | Path | None = None, tell: Tell = lambda name, what, done, of: None,
-            keep: Callable[[Path, Mapping[str, Any]], None] | None = None) -> dict[str, Any]:
+            keep: Callable[[Path, Mapping[str, Any]], None] | None = None, until: float | None = None,
+            halfway: Halfway | None = None) -> dict[str, Any]:
     """Measure what a run's folder holds.
 
     Returns {name: {"round", "settings", "result", "measured"}}, JSON-able, and adds each entry to the folder's measures.json as
     soon as it is there (`keep` may do something else with it). Names may carry options, as in mdl(steps=500). Without names
     everything is measured that is quick and can be; "left_out" in an entry says why one could not be. A measure asked for by name
     that cannot be is an error, before any is begun.
+
+    At the time `until` (of `time.time`) a measure under way is given up with OutOfTime; those before it are kept. `halfway` holds what a
+    long one has found so far: with the same measure of the same run it goes on from there.
     """
     if reference is not None and not isinstance(reference, Reference):
         reference = read_reference(reference)
@@ -56,14 +60,23 @@ def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any
         if reasons[one.name]:
             out[one.name] = {"left_out": reasons[one.name]}
             continue
-        tell(one.name, "", 0, 1)
-        subject.tell = lambda what, done, of, name=one.name: tell(name, what, done, of)  # type: ignore[misc]
+        subject.tell, subject.halfway = _told(one.name, tell, until), Halfway() if halfway is None else halfway
+        subject.tell("", 0, 1)
         start = time.perf_counter()
         result = as_plain(one.measure(subject))
         out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result, **looked_at,
                          "measured": {"seconds": time.perf_counter() - start}}
         (keep or save_measures)(run.path, {one.name: out[one.name]})
     return out
+
+
+def _told(name: str, tell: Tell, until: float | None) -> Callable[[str, int, int], None]:
+    """Hands on what a measure tells of itself, and stops it there when its time is up."""
+    def told(what: str, done: int, of: int) -> None:
+        if until is not None and done < of and time.time() >= until:
+            raise OutOfTime(f"The time was up before the measure {name!r} had ended ({what or 'begun'} {done} of {of}).")
+        tell(name, what, done, of)
+    return told
 
 
 def _quick(options: Mapping[str, Any] | None) -> list[Measure]:

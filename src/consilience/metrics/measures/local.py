@@ -77,7 +77,8 @@ class Forgetting(_OnCommonSamples):
 
     name = "forgetting"
     formula = "LP = mean_c a_c(local after training) / a_c(received); classes with a_c(received) = 0 are skipped and counted"
-    client: str = option("", "one client; none: every client, and the mean over them")
+    client: str = option("", "one client, or half: the client whose classes are nearest to half of all, the first of equals; "
+                             "none: every client, and the mean over them")
 
     def measure(self, s: Subject) -> dict[str, Any]:
         owners = [s.choose_client(self.client)] if self.client else self.trained_models(s)
@@ -99,7 +100,8 @@ class Forgetting(_OnCommonSamples):
             known = {name: e[group]["lp"] for name, e in each.items() if e[group]["lp"] is not None}
             out[group] = {"lp": client_mean(known), "clients": len(known),
                           "skipped_zero": sum(e[group]["skipped_zero"] for e in each.values())}
-        return {**out, "accuracy_received": client_mean({n: e["accuracy_received"] for n, e in each.items()}),
+        one = {"client": s.names[owners[0]], "classes_present": len(s.present(owners[0]))} if self.client else {}
+        return {**out, **one, "accuracy_received": client_mean({n: e["accuracy_received"] for n, e in each.items()}),
                 "accuracy_after": client_mean({n: e["accuracy_after"] for n, e in each.items()}),
                 "per_client": each, "scored": f"local training of round {s.fed.round_number + 1} on {self.where(s)}"}
 
@@ -108,7 +110,7 @@ class Forgetting(_OnCommonSamples):
 class _Path(_OnCommonSamples):
     """Along the local training of one client, against the model it received."""
 
-    client: str = option("", "whose local training; none: the client whose classes are nearest to half of all")
+    client: str = option("", "whose local training; none, or half: the client whose classes are nearest to half of all")
     looks: int = option(20, "about how many times the model is looked at on the way", low=1)
     samples: int = option(1000, "samples drawn to look at", low=2)
 

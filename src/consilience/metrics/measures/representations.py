@@ -27,6 +27,7 @@ class Mdl(Measure):
     name = "mdl"
     needs = ("classification",)
     quick = False
+    resumable = True
     formula = "right endpoint Σ_i (n_i − n_{i−1}) L(n_i); prequential n_1 ln C + Σ_{i>1} (n_i − n_{i−1}) L(n_{i−1})"
     n: int | None = option(None, "samples drawn, so that runs can be compared; none: all", low=23)
     points: int = option(10, "sizes of the loss-data curve", low=2)
@@ -35,6 +36,7 @@ class Mdl(Measure):
     batch: int = option(256, "samples in a probe's batch", low=1)
     lr: float = option(1e-4, "the probe's learning rate (Adam)", above=0.0)
     hidden: int = option(512, "units in each of the probe's two hidden layers", low=1)
+    precision: str = option("float32", "of the probe's products; bfloat16 takes about half the time", choices=("float32", "bfloat16"))
     model: str = option("auto", _MODEL, choices=MODELS)
     training: str = option("before", "before the next round's local training, or after it", choices=TRAINING)
     rows: str = option("auto", "which samples; auto: clients' test samples, else the global test set", choices=ROWS)
@@ -49,8 +51,8 @@ class Mdl(Measure):
         answers = s.answers(model, self.training, rows, self.point)
         device = s.fed.device
         out = mdl(answers.values.to(device), answers.y.to(device), s.data.classes, s.key("mdl"), n=self.n, points=self.points,
-                  seeds=self.seeds, probe=Probe(self.steps, self.batch, self.lr, self.hidden),
-                  tell=lambda done, of: s.tell("probes", done, of))
+                  seeds=self.seeds, probe=Probe(self.steps, self.batch, self.lr, self.hidden, self.precision),
+                  tell=lambda done, of: s.tell("probe steps", done, of), found=s.halfway, keep=s.halfway.save)
         return {**out, "scored": s.described(model, self.training, rows), "point": self.point}
 
 
