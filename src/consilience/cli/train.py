@@ -156,5 +156,8 @@ class RunsProgress(Watcher):
         self.ended += 1
         self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}{' failed' if failure else ''}")
 
+    def noted(self, label: str, note: str) -> None:
+        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}: {note}")
+
     def warned(self, message: str) -> None:
         self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,21 @@ def obstacle(cell: Cell) -> str | None:
     return cell.unavailable or (missing_data(cell.values) if cell.values is not None else None)
 
 
-def collect(recipe: Recipe, place: Path, order: Order, failures: Mapping[str, str] | None = None) -> Outcome:
+class Failures(dict[str, str]):
+    """Why runs failed, by their folders' names; and why measures of runs did, which the runs themselves outlive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.measures: dict[tuple[str, str], str] = {}            # by folder's name and measure
+
+
+def collect(recipe: Recipe, place: Path, order: Order, failures: Failures | None = None) -> Outcome:
     """Every cell of the recipe with what lies in the folder of runs."""
-    return _Collection(recipe, place, order, failures or {}).outcome()
+    return _Collection(recipe, place, order, Failures() if failures is None else failures).outcome()
 
 
 class _Collection:
-    def __init__(self, recipe: Recipe, place: Path, order: Order, failures: Mapping[str, str]) -> None:
+    def __init__(self, recipe: Recipe, place: Path, order: Order, failures: Failures) -> None:
         self.recipe, self.place, self.order, self.failures = recipe, place, order, failures
         self.asked = order.seeds_of(recipe)
         self.cells = {(c.row.name, c.column.name): c for c in recipe.cells}
@@ -79,6 +87,8 @@ class _Collection:
             entry.states[seed] = f"failed: {self.failures[folder.name]}"
         try:
             value = self.number(entry.cell, entry.cell.score, seed, run)
+            if value is None and run.stopped is not None:
+                self.unmeasured(entry, seed, run)
             if value is not None:
                 (entry.partial if run.stopped is None else entry.values)[seed] = value
             for title, score in entry.cell.also if run.stopped is not None else ():
@@ -86,6 +96,13 @@ class _Collection:
                     entry.also.setdefault(title, {})[seed] = other
         except ConsilienceError as error:
             entry.states[seed] = f"failed: {error}"
+
+    def unmeasured(self, entry: Entry, seed: int, run: StoredRun) -> None:
+        """Say that a finished run lacks the measure that its cell is scored by, and why."""
+        text = entry.cell.score.measure
+        if text and text not in known_measures(run.path):
+            why = self.failures.measures.get((run.path.name, text))
+            entry.states[seed] = f"failed: {why}" if why else "not measured"
 
     def number(self, cell: Cell, score: Score, seed: int, run: StoredRun) -> float | None:
         """The value of a run by a protocol, in the table's unit."""

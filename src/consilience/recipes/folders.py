@@ -16,7 +16,6 @@ from ..engines.choose import choose
 from ..errors import ConsilienceError, DataError
 from ..report.gather import StoredRun, read_run
 from ..runs.files import read_json, write_json
-from ..runs.measure import measure
 from ..runs.reload import OpenedRun, open_run
 from ..runs.run import choose_device
 from .check import method_facts, run_facts
@@ -25,6 +24,7 @@ from .records import csv_of, read_csv_run
 
 RUNS = "runs"
 MEASURES = "recipe_measures.json"
+HALFWAY = "recipe_measures_halfway.json"                     # of measures that were stopped
 _MACHINE = ("engine", "device", "track", "eval_batch")       # how a run is carried out, not what it computes
 
 
@@ -102,7 +102,8 @@ def settle_machine(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_measures(folder: Path) -> None:
-    (folder / MEASURES).unlink(missing_ok=True)
+    for name in (MEASURES, HALFWAY):
+        (folder / name).unlink(missing_ok=True)
 
 
 def known_measures(path: Path) -> dict[str, Any]:
@@ -130,19 +131,5 @@ def opened(folder: Path, data_dir: str | None = None) -> Iterator[OpenedRun]:
         torch.set_num_threads(threads)
 
 
-def take_measures(folder: Path, texts: Sequence[str], data_dir: str | None, tell: Any = lambda text: None) -> dict[str, Any]:
-    """Measures of a finished run, from the folder where they were taken before."""
-    known = known_measures(folder)
-    missing = [t for t in dict.fromkeys(texts) if t not in known]
-    if missing:
-        with opened(folder, data_dir) as run:
-            for text in missing:
-                tell(text)
-                entry = next(iter(measure(run, [text], keep=lambda path, entries: None).values()))
-                known[text] = {"round": entry["round"], "result": entry["result"]}
-                write_json(folder / MEASURES, known)
-    return known
-
-
-__all__ = ["MEASURES", "RUNS", "cell_values", "csv_of", "drop_measures", "essence", "known_measures", "opened", "run_folder",
-           "scaled_rounds", "settle_machine", "stored_run", "take_measures"]
+__all__ = ["HALFWAY", "MEASURES", "RUNS", "cell_values", "csv_of", "drop_measures", "essence", "known_measures", "opened", "run_folder",
+           "scaled_rounds", "settle_machine", "stored_run"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..data.directory import VARIABLE, data_directory
-from ..errors import ConsilienceError
 from ..runs.config import RunConfig
 from ..runs.many import LATE, Job, Watcher, run_many
-from .collect import collect, obstacle, runs_of
-from .folders import RUNS, drop_measures, known_measures, settle_machine, stored_run, take_measures
+from .collect import Failures, collect, obstacle, runs_of
+from .folders import RUNS, drop_measures, known_measures, settle_machine, stored_run
 from .format import Cell, Recipe
+from .measuring import TakeMeasures, missing_measures
 from .orders import Order, Piece
 from .outcome import Outcome
 
@@ -59,13 +59,14 @@ def reproduce_all(pieces: Sequence[Piece], *, data_dir: str | Path | None = None
 
     `finished` hears a recipe's outcome whenever one of its runs has ended, so that what is there can be written down. At the time
     `until` (of `time.time`) runs are cut off between two rounds. Without `train` nothing is run or measured.
+
+    Measures that cells are scored by are taken of a run as soon as it has ended, in the process that ran it. Finished runs that lack some
+    come first: what is needed for them may not be there another time.
     """
     with data_in(data_dir):
-        failures: dict[str, str] = {}
+        failures = Failures()
         if train:
             _train(pieces, jobs, again, until, watcher or Watcher(), tell, finished, failures)
-            for piece in pieces:
-                _measure(piece, until, failures, tell)
         return [Outcome(p.recipe, [], p.order.scale, p.order.seeds_of(p.recipe), p.order.command(p.recipe)) if p.recipe.untrained
                 else collect(p.recipe, p.runs, p.order, failures) for p in pieces]
 
@@ -78,6 +79,7 @@ class _Reporter(Watcher):
     def __init__(self, watcher: Watcher, owners: dict[str, list[tuple[Piece, Cell, int]]], tell: Tell, finished: Finished) -> None:
         self.watcher, self.owners, self.tell, self.finished = watcher, owners, tell, finished
         self.begin, self.rounds_done, self.warned = watcher.begin, watcher.rounds_done, watcher.warned  # type: ignore[method-assign]
+        self.noted = watcher.noted  # type: ignore[method-assign]
 
     def run_done(self, label: str, failure: str | None) -> None:
         self.watcher.run_done(label, failure)
@@ -92,10 +94,12 @@ class _Reporter(Watcher):
 
 
 def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float | None, watcher: Watcher, tell: Tell,
-           finished: Finished, failures: dict[str, str]) -> None:
-    """Run what is not finished."""
+           finished: Finished, failures: Failures) -> None:
+    """Run what is not finished, and take the measures that are missing."""
     work: dict[Path, Job] = {}
     owners: dict[str, list[tuple[Piece, Cell, int]]] = {}
+    measures = _measures_by_folder(pieces)
+    allowed = 0.0 if until is None else max(0.0, until - time.time())
     for turn in range(max((len(p.order.seeds_of(p.recipe)) for p in pieces), default=0)):
         for piece in pieces:
             seeds = [] if piece.recipe.untrained else piece.order.seeds_of(piece.recipe)[turn: turn + 1]
@@ -104,21 +108,39 @@ def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float 
                     continue
                 for seed, values, folder in runs_of(piece.recipe, piece.runs, piece.order, cell, seeds):
                     if folder not in work:
-                        if not again and _is_there(folder, values, cell):
+                        ran = not again and _is_there(folder, values, cell)
+                        due = measures[folder] if again else missing_measures(folder, measures[folder])
+                        if ran and not (due and (folder / "done").is_file()):
                             continue
                         values = values if again else settle_machine(folder, values)
                         prefix = f"{piece.recipe.name}, " if len(pieces) > 1 else ""
                         label = f"{prefix}{cell.row.title}, {cell.column.title}, seed {seed}"
                         config = RunConfig.make({**values, "checkpoint_seconds": CHECKPOINT_SECONDS})
-                        work[folder] = Job(label, config, str(folder))
+                        work[folder] = Job(label, config, str(folder), TakeMeasures(due, allowed) if due else None, ran)
                     owners.setdefault(work[folder].label, []).append((piece, cell, seed))
     for folder in work if again else ():
         drop_measures(folder)
     if work:
         what = f"reproducing {', '.join(dict.fromkeys(p.recipe.name for p in pieces))}"
+        work = dict(sorted(work.items(), key=lambda item: not item[1].ran))
         outcomes = run_many(list(work.values()), what, workers=jobs, again=again, until=until,
                             watcher=_Reporter(watcher, owners, tell, finished))
-        failures.update({folder.name: o for folder, o in zip(work, outcomes) if isinstance(o, str) and o != LATE})
+        for folder, o in zip(work, outcomes):
+            if isinstance(o, str):
+                failures.update({folder.name: o} if o != LATE else {})
+            else:
+                failures.measures.update({(folder.name, text): why for text, why in (o.get("then") or {}).items()})
+
+
+def _measures_by_folder(pieces: Sequence[Piece]) -> dict[Path, tuple[str, ...]]:
+    """The measures of every run that a cell asked for is scored by, or that a picture shows."""
+    out: dict[Path, tuple[str, ...]] = {}
+    for piece in pieces:
+        drawn = tuple(d.measure for d in piece.recipe.drawings if d.measure)
+        for cell in [] if piece.recipe.untrained else piece.order.cells_of(piece.recipe):
+            for _, _, folder in runs_of(piece.recipe, piece.runs, piece.order, cell, piece.order.seeds_of(piece.recipe)):
+                out[folder] = tuple(dict.fromkeys((*out.get(folder, ()), *_measures_of(cell), *drawn)))
+    return out
 
 
 def _is_there(folder: Path, values: dict[str, Any], cell: Cell) -> bool:
@@ -131,26 +153,6 @@ def _is_there(folder: Path, values: dict[str, Any], cell: Cell) -> bool:
 
 def _measures_of(cell: Cell) -> list[str]:
     return [s.measure for s in (cell.score, *(s for _, s in cell.also)) if s.measure]
-
-
-# ---- measures of trained runs ----------------------------------------------------------------------------------------
-
-def _measure(piece: Piece, until: float | None, failures: dict[str, str], tell: Tell) -> None:
-    """Measures of finished runs that some cell is scored by. A run that cannot be measured is a failure of its cells."""
-    recipe, needed = piece.recipe, dict[Path, list[str]]()
-    for cell in [] if recipe.untrained else piece.order.cells_of(recipe):
-        texts = _measures_of(cell) + [d.measure for d in recipe.drawings if d.measure]
-        if texts and not obstacle(cell):
-            for _, _, folder in runs_of(recipe, piece.runs, piece.order, cell, piece.order.seeds_of(recipe)):
-                if (folder / "done").is_file():
-                    needed.setdefault(folder, []).extend(texts)
-    for folder, texts in needed.items():
-        if until is not None and time.time() >= until:
-            return
-        try:
-            take_measures(folder, texts, None, lambda text, folder=folder: tell(f"{text} of {folder.name}"))
-        except ConsilienceError as error:
-            failures[folder.name] = str(error)
 
 
 __all__ = ["Order", "Piece", "data_in", "obstacle", "reproduce", "reproduce_all"]

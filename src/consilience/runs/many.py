@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -33,8 +33,19 @@ from .run import Listener, choose_device, load_data, run_config
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
 PLACES = ("here", "ray")
 POLL = 0.25                                 # seconds between looks at the rounds of running processes
+NOTE = 120                                  # bytes of what a process says of its work
 LATE = "no time was left to begin it"
 DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
+
+
+class Then(Protocol):
+    """What is done with a run's folder when the run has ended, in the process that ran it. It must be picklable and raise nothing."""
+
+    def reserve(self, folder: str) -> float:
+        """Seconds of the time allowed to keep for it: training stops so much earlier."""
+
+    def __call__(self, folder: str, note: Callable[[str], None], until: float | None) -> Any:
+        """What it says stands in the run's document under "then"."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Job:
     label: str
     config: RunConfig
     folder: str | None
+    then: Then | None = None
+    ran: bool = False                       # the folder holds the finished run: only `then` is left
 
 
 class Watcher:
@@ -53,6 +66,7 @@ class Watcher:
     def rounds_done(self, rounds: int) -> None: ...
     def run_done(self, label: str, failure: str | None) -> None: ...
     def warned(self, message: str) -> None: ...
+    def noted(self, label: str, note: str) -> None: ...
 
 
 def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
@@ -84,11 +98,12 @@ class _Runs:
         self.rounds = [0] * len(jobs)
         self.outcomes: dict[int, Outcome] = {}
         self.said: set[str] = set()
+        self.notes: dict[int, str] = {}
         watcher.begin(what, len(jobs), sum(j.config.run.rounds for j in jobs))
 
     def run(self, workers: int | None, on: str = "here") -> list[Outcome]:
         for i, job in enumerate(self.jobs):
-            if not self.again and (document := read_finished(job)) is not None:
+            if not self.again and not job.ran and (document := read_finished(job)) is not None:
                 self.keep(i, document, [])
         left = [i for i in range(len(self.jobs)) if i not in self.outcomes]
         if left and on == "ray":
@@ -117,18 +132,25 @@ class _Runs:
             self.rounds[i] = round_number
             self.watcher.rounds_done(sum(self.rounds))
 
+    def noted(self, i: int, note: str) -> None:
+        if note != self.notes.get(i, ""):
+            self.notes[i] = note
+            self.watcher.noted(self.jobs[i].label, note)
+
     def here(self, left: Sequence[int]) -> None:
         try:
             for i in left:
                 job = self.jobs[i]
                 with one_thread():       # as in a worker, so that sums are added in the same order with any number of workers
-                    self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i), self.until))
+                    self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i), self.until, job.then,
+                                           job.ran, partial(self.noted, i)))
         finally:
             _LOADED.clear()
 
     def on_cluster(self, left: list[int], at_once: int | None) -> None:
         from .cluster import runs_on_cluster
         jobs = [self.jobs[i] for i in left]
+        assert not any(job.then for job in jobs), "what follows a run is done where its folder lies"
         for place, ended in runs_on_cluster(jobs, at_once=at_once, again=self.again, until=self.until,
                                             heard=lambda place, n: self.heard(left[place], n)):
             self.keep(left[place], *ended)
@@ -146,17 +168,19 @@ class _Runs:
         """Run what is left. Returns the runs under way when a process died, if one did."""
         context = get_context("spawn")
         rounds = context.RawArray("q", [-1] * len(self.jobs))          # written by the workers, read here
+        notes = context.RawArray("c", NOTE * len(self.jobs))
         before = set(active_children())
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(rounds,))
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(rounds, notes))
         running: dict[Future[tuple[Outcome, list[str]]], int] = {}
         try:
             for i in left:
                 job = self.jobs[i]
-                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until)] = i
+                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until, job.then, job.ran)] = i
             while running:
                 done = wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done
                 for i in running.values():
                     self.heard(i, max(0, rounds[i]))
+                    self.noted(i, notes[i * NOTE: (i + 1) * NOTE].rstrip(b"\0").decode(errors="ignore"))
                 for future in done:
                     self.keep(running[future], *future.result())
                     del running[future]
@@ -189,15 +213,23 @@ class _Ear(Listener):
 
 
 def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Callable[[int], None],
-             until: float | None = None) -> tuple[Outcome, list[str]]:
+             until: float | None = None, then: Then | None = None, ran: bool = False,
+             note: Callable[[str], None] = lambda text: None) -> tuple[Outcome, list[str]]:
     """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
     ear = _Ear(heard)
-    if until is not None and time.time() >= until:
+    stop = until - then.reserve(folder) if until is not None and then is not None and folder is not None and not ran else until
+    if stop is not None and time.time() >= stop:
         return LATE, []
     try:
         config = RunConfig.make(flat)
-        result = run_config(config, out=folder, again=again, listener=ear, cores=1, data=_data_of(config), until=until)
-        return result.document(), ear.warnings
+        if ran:
+            document: dict[str, Any] = {}
+            heard(config.run.rounds)
+        else:
+            document = run_config(config, out=folder, again=again, listener=ear, cores=1, data=_data_of(config), until=stop).document()
+        if then is not None and folder is not None and (Path(folder) / "done").is_file():
+            document["then"] = then(folder, note, until)
+        return document, ear.warnings
     except ConsilienceError as error:
         return str(error), ear.warnings
     except Exception as error:
@@ -220,13 +252,13 @@ def _data_of(config: RunConfig) -> FederatedData:
     return _LOADED[key]
 
 
-_ROUNDS: list[Any] = []
+_SHARED: list[Any] = []                            # rounds and notes, read by the parent
 
 
-def _start_worker(rounds: Any) -> None:
+def _start_worker(rounds: Any, notes: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)            # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
-    _ROUNDS[:] = [rounds]
+    _SHARED[:] = [rounds, notes]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -238,13 +270,17 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(number: int, flat: dict[str, Any], folder: str | None, again: bool, until: float | None) -> tuple[Outcome, list[str]]:
-    rounds = _ROUNDS[0]
+def _in_worker(number: int, flat: dict[str, Any], folder: str | None, again: bool, until: float | None, then: Then | None,
+               ran: bool) -> tuple[Outcome, list[str]]:
+    rounds, notes = _SHARED
     rounds[number] = 0
 
     def heard(n: int) -> None:
         rounds[number] = n
-    return _attempt(flat, folder, again, heard, until)
+
+    def note(text: str) -> None:
+        notes[number * NOTE: (number + 1) * NOTE] = text.encode()[:NOTE].ljust(NOTE, b"\0")
+    return _attempt(flat, folder, again, heard, until, then, ran, note)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
