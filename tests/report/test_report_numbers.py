@@ -10,6 +10,7 @@ from stored_runs import write_run
 
 from consilience import rng
 from consilience.data import load
+from consilience.data.federated import ClientRows
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.report import curves
 from consilience.report.clients import client_scores
@@ -162,6 +163,20 @@ def test_samples_for_maps_are_shared_among_clients():
     assert [(i, len(r)) for i, r in chosen] == [(i, 25) for i in range(4)]
     assert all(set(r.tolist()) <= set(data.clients[i].test.tolist()) for i, r in chosen)
     assert len(choose_samples(load("digits", "iid", 30, 0), 100, 0)) == 10
+
+
+def test_samples_for_maps_are_held_out_where_a_client_has_any():
+    """Of three clients the first has test samples, the second none but validation samples, the third only training samples."""
+    data = load("digits", "iid", 3, 0)
+    a, b, c = data.clients
+    whole = [ClientRows(a.name, a.train, a.val, a.test), ClientRows(b.name, b.train, b.test, b.test[:0]),
+             ClientRows(c.name, c.train, c.val[:0], c.test[:0])]
+    data = type(data)(data.name, data.x, data.y, data.classes, tuple(whole), data.test)
+    chosen = [set(r.tolist()) for _, r in choose_samples(data, 60, 0)]
+    assert [len(r) for r in chosen] == [20, 20, 20]
+    assert chosen[0] <= set(a.test.tolist())
+    assert chosen[1] <= set(b.test.tolist())                      # its validation samples now
+    assert chosen[2] <= set(c.train.tolist())
 
 
 def test_maps_are_repeatable_and_fill_the_square():

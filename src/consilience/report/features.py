@@ -54,8 +54,9 @@ def map_features(groups: Sequence[Group], samples: int = MOST_SAMPLES, data_dir:
 
 
 def choose_samples(data: FederatedData, most: int, seed: int) -> list[tuple[int, Tensor]]:
-    """(client, rows) of at most `most` samples, as many from each client as it can give; test samples where there are any."""
-    rows = [c.test if len(c.test) else c.train for c in data.clients]
+    """(client, rows) of at most `most` samples, as many from each client as it can give: test samples, else validation samples, else
+    training samples."""
+    rows = [next((r for r in (c.test, c.val) if len(r)), c.train) for c in data.clients]
     able = [i for i, r in enumerate(rows) if len(r)]
     if len(able) > MOST_CLIENTS:
         order = rng.permutation(rng.key(seed, "report", "clients"), len(able))
