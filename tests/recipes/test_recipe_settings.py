@@ -122,12 +122,14 @@ def test_what_a_run_measures_on_its_way_it_can_measure():
             assert one.method != "local", where
             assert one.values["measure_every"] == 50, where
             seen += 1
-    assert seen > 50
+    assert seen > 200
+    # a client of CIFAR-10 has all angles in one mixture of its own, so that the balanced sets are by angle, not by client
+    assert cell("fedbr/table1", "fedbr", "cifar10").values["measure"] == ["shifted_test(angles=10)"]
 
 
 def test_rotated_test_sets_are_scored_like_the_hold_outs_beside_them():
-    for name in ("fedbr/table1", "fedbr/table4"):
-        rotated, plain = cell(name, "fedbr", "mnist_rotated"), cell(name, "fedbr", "mnist")
+    for name, data in (("fedbr/table1", "mnist"), ("fedbr/table4", "mnist"), ("fedbr/table1", "cifar10"), ("fedbr/table4", "cifar10")):
+        rotated, plain = cell(name, "fedbr", f"{data}_rotated"), cell(name, "fedbr", data)
         assert rotated.values == plain.values                                        # one run for both
         assert rotated.score.select == plain.score.select == "best5"
         assert [title for title, _ in rotated.also] == ["last round"]                # the others say which samples
