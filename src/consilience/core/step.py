@@ -65,12 +65,13 @@ class Pass:
 
     def forward(self, model: Model, x: Tensor, train: bool, taps: bool, label: str) -> Trace:
         mine = model is self.model
-        if mine and train and id(x) in self.beside:
+        learning = mine and torch.is_grad_enabled()
+        if learning and train and id(x) in self.beside:
             return self.beside[id(x)][0]
         memo = self.memo if mine else self.step.memo
-        call = (id(model), id(x), train, taps, label)
+        call = (id(model), id(x), train, taps, label, learning)
         if call not in memo:
-            with torch.set_grad_enabled(mine and torch.is_grad_enabled()):
+            with torch.set_grad_enabled(learning):
                 trace = self.step.program.network.forward(model, x, train, self.tap(label) if taps else None,
                                                           key=self._dropout_key(label))
             memo[call] = trace, model, x          # model and x stay alive, so their ids stay theirs
