@@ -463,3 +463,20 @@ def test_a_kernel_can_fold_the_key_for_itself(monkeypatch: pytest.MonkeyPatch) -
     assert len(keys) > steps
     assert all(one == other for one, other in keys)
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("stats", ["reset", "kept"])
+def test_a_look_as_in_training_starts_from_the_rounds_scratch(stats: str) -> None:
+    """Of the start, on which a share of 1 is left, one step leaves the momentum; what a client keeps goes on from its own share."""
+    part = Ffa(p=1.0, stats=stats)
+    fed = tiny_federation([part], epochs=1)
+    fed.round()
+    state = fed.client(0)
+    before = state.tensors["kept"].get("ffa", {}).get("left")
+    looked, plain = (fed.look(0, state, fed.model, fed.samples.x[:6], True, taps) for taps in (True, False))
+    assert not torch.equal(looked.logits, plain.logits)
+    for point, note in looked.notes["ffa"].items():
+        left = torch.ones_like(note["left"]) if before is None else before[point]
+        torch.testing.assert_close(note["left"], part.momentum * left)
+    assert looked.notes["ffa"]
+    assert not plain.notes

@@ -143,8 +143,13 @@ class Federation:
 
     @torch.no_grad()
     def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool) -> Trace:
-        """A forward pass outside training."""
-        return Pass(cast(Step, Glance(self, number, state, model)), model, train).forward(model, x, train, taps, "look")
+        """A forward pass outside training. Taps that act in training find their scratch as it is at the beginning of a round."""
+        glance = Glance(self, number, state, model)
+        if train and taps:
+            tapping = {p.name for p in glance.hooks["tap"]}
+            glance.scratch = tree.to({p.name: p.init_scratch(ClientView(self, number, p, model, state, "init_scratch", [number]))
+                                      for p in self.method.using("init_scratch") if p.name in tapping}, self.device)
+        return Pass(cast(Step, glance), model, train).forward(model, x, train, taps, "look")
 
     def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "") -> tuple[Model, Tensor]:
         """The model after `epochs` of the task alone, and the batch means at the point watched, one row per step.
