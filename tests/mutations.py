@@ -160,7 +160,7 @@ MUTATIONS = (
              "    import torch.nn.functional as nf\n    return nf.one_hot(target, classes).movedim(-1, 1).to(dtype)",
              ALONE, "capturable and mixup"),
     Mutation("a boolean mask in a step", "parts/anchors.py", "        if self.mode == \"guide\":\n",
-             "        h = h + 0 * h[seen[v.batch.y]].sum()\n        if self.mode == \"guide\":\n", ALONE, "capturable and anchors"),
+             "        h = h + 0 * h[weight[v.batch.y] > 0].sum()\n        if self.mode == \"guide\":\n", ALONE, "capturable and anchors"),
     Mutation("a step's draws are captured", "core/step.py", "return rng.fold(self.slot.key, self.slot.counter[0])",
              "import random; return rng.fold(self.slot.key, random.getrandbits(30))", ALONE, "capturable and ffa"),
     Mutation("the learning rate is captured", "core/step.py",
