@@ -10,6 +10,7 @@ import torch
 from core_parts import Plain, federation, seeded
 from torch import Tensor, nn
 
+from consilience import rng
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
@@ -19,6 +20,7 @@ from consilience.core.policy import Policy
 from consilience.core.population import Population
 from consilience.core.step import StepView
 from consilience.data.federated import as_float
+from consilience.models import make
 from consilience.parts.registry import find_part
 from consilience.testing import WatchedSequential, largest_difference, tiny_population
 
@@ -75,6 +77,36 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) - x.flatten(1).mean(0)
+
+
+class OneWay(nn.Module):
+    """A sample adds to those that come `by` places later: the first two are none the wiser."""
+
+    def __init__(self, by: int = 1) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return x + torch.cat([torch.zeros_like(x[:self.by]), x[:-self.by]])
+
+
+class OverTheBatch(nn.Module):
+    """A mistake that trains all the same: the batch is taken for time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x.flatten(1))[0]
+
+
+class Shares(nn.Module):
+    """Divides by the number of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) / len(x)
 
 
 class Counting(nn.Module):
@@ -178,7 +210,8 @@ def test_two_passes_beside_taps_new_labels_and_second_points(passes: list[int], 
 
 
 @pytest.mark.parametrize("body", [nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), Centred(),
-                                  Counting(), nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten())], ids=lambda b: type(b).__name__)
+                                  OneWay(), OneWay(3), OverTheBatch(), Shares(), Counting(),
+                                  nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten())], ids=lambda b: type(b).__name__)
 def test_two_passes_where_samples_see_each_other(passes: list[int], body: nn.Module) -> None:
     fed = federation(seeded(lambda: Plain(body)), Beside(), epochs=1, steps=1)
     assert not shared(fed)
@@ -191,6 +224,16 @@ def test_two_passes_where_samples_see_each_other(passes: list[int], body: nn.Mod
                                   nn.Sequential(nn.Flatten(), nn.LayerNorm(64))], ids=("groups", "no dropout", "layers"))
 def test_one_pass_where_they_do_not(body: nn.Module) -> None:
     assert shared(federation(seeded(lambda: Plain(body)), Beside()))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", ["fedavg_cnn", "mnist_cnn", "moon_cnn"])
+def test_one_pass_for_our_models(name: str, half: bool) -> None:
+    """Rounding between batches of two and seven is no dependence."""
+    shape = (3, 32, 32) if name == "moon_cnn" else (1, 28, 28)
+    module = make(name, sample=shape, classes=10, key=rng.key(0, "m")).module
+    model = {"params": dict(module.named_parameters()), "buffers": dict(module.named_buffers())}
+    assert Network(module, ["head:input"], half=half).keeps_samples_apart(model, rng.normal(rng.key(1), (2, *shape)))
 
 
 def test_two_equal_samples_prove_nothing() -> None:

@@ -1,28 +1,32 @@
 """Normalisation computed together with its neighbours gives what the layers give one by one.
 
-The tests of the kernels need a CUDA device, or Triton's interpreter: TRITON_INTERPRET=1 pytest -m gpu tests/core/test_norms.py
+The tests of the kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_device import DEVICE, INTERPRETED, needs_cuda, needs_kernels
+from listening import LISTEN
 from torch import Tensor, nn
 
 from consilience import rng
 from consilience.core import _groups_cuda, _norms_cuda, norms
-from consilience.core.norms import NormChain, norm_relu, relu_norm
-from consilience.core.stages import Chain
+from consilience.core.network import Network, staged
+from consilience.core.norms import norm_relu, relu_norm
+from consilience.core.stages import Chain, compute_together
 from consilience.models import make
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-HALF = 2.0**-8 if DEVICE == "cuda" else 2.0**-7         # one rounding to bfloat16; the interpreter cuts off
+HALF = 2.0**-7 if INTERPRETED else 2.0**-8              # one rounding to bfloat16; the interpreter cuts off
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # a batch of 64 in ResNet-18 with its 7×7 stem on 32×32 (the stem's own maps fifth), then with the 3×3 stem
 RESNET = [(64, 64, 8, 8), (64, 128, 4, 4), (64, 256, 2, 2), (64, 512, 1, 1), (64, 64, 16, 16), (64, 64, 32, 32)]
+GROUPS = [(32, 64, 28, 28), (32, 128, 14, 14), (5, 24, 5, 4), (70, 16, 3, 3)]
+if INTERPRETED:             # a program at a time, in Python: the same kernels on fewer samples
+    RESNET = [(4, 16, 8, 8), (6, 24, 4, 4), (8, 40, 2, 2), (64, 32, 1, 1), (2, 6, 32, 32)]
+    GROUPS = [(2, 64, 14, 14), (2, 128, 7, 7), (5, 24, 5, 4), (70, 16, 3, 3)]
 
 
 def normal(shape: tuple[int, ...], name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -56,14 +60,14 @@ def test_a_chain_is_a_sequential() -> None:
     layers = [nn.Conv2d(3, 6, 3), batch_norm(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU(), nn.GroupNorm(2, 6), batch_norm(6), nn.Flatten()]
     x = normal((4, 3, 5, 5), "x")
     states = {}
-    for kind in (nn.Sequential, NormChain):
+    for kind in (nn.Sequential, Chain):
         chain = kind(*layers)
         chain[1].reset_running_stats()
         chain[6].reset_running_stats()
         states[kind] = chain(x), {k: v.clone() for k, v in chain.state_dict().items()}
-    assert torch.equal(states[nn.Sequential][0], states[NormChain][0])
+    assert torch.equal(states[nn.Sequential][0], states[Chain][0])
     for key, value in states[nn.Sequential][1].items():
-        assert torch.equal(value, states[NormChain][1][key]), key
+        assert torch.equal(value, states[Chain][1][key]), key
 
 
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -76,23 +80,84 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("kind", [NormChain, Chain])
-def test_which_layers_of_a_chain_go_together(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Sequential]) -> None:
+def test_which_layers_of_a_chain_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
-    chain = kind(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.BatchNorm2d(6))
+    chain = Chain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.BatchNorm2d(6))
     chain(x)
     assert asked == ["norm+relu", "relu+group", "norm"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_a_layer_that_somebody_listens_to_runs_by_itself(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
-    chain = NormChain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6))
+@pytest.mark.parametrize("listen", LISTEN)
+def test_a_layer_that_somebody_listens_to_runs_by_itself(monkeypatch: pytest.MonkeyPatch, place: int, listen: str) -> None:
+    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x").requires_grad_()
+    chain = Chain(nn.BatchNorm2d(6), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6))
     heard: list[int] = []
-    chain[place].register_forward_hook(lambda *_: heard.append(place))
-    chain(x)
+    LISTEN[listen](chain[place], lambda: heard.append(place))
+    chain(x).sum().backward()
     assert heard == [place]
     assert asked == [["relu+group"], ["norm", "relu+group"], ["norm+relu"], ["norm+relu"]][place]
+
+
+class PreActivation(nn.Module):
+    """A shortcut around a chain whose first layer works in place: what is added is relu(x)."""
+
+    def __init__(self, *first: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*first, nn.ReLU(inplace=True), nn.GroupNorm(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + x
+
+
+@pytest.mark.parametrize("first", [None, nn.Identity, nn.Flatten])
+def test_a_relu_in_place_shows_in_the_shortcut_around_it(first: type[nn.Module] | None) -> None:
+    x = normal((3, 4), "x") if first is nn.Flatten else normal((2, 4, 3, 3), "x")
+    module = PreActivation(*([] if first is None else [first()]))
+    theirs = module(x.clone())
+    assert torch.equal(theirs, module.body[-1](F.relu(x)) + F.relu(x))
+    compute_together(module)
+    assert torch.equal(module(x.clone()), theirs)
+
+
+def test_a_relu_in_place_on_what_nobody_else_holds_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
+    conv = nn.Conv2d(6, 6, 1)
+    chain = Chain(conv, nn.ReLU(inplace=True), nn.GroupNorm(2, 6))
+    chain(x)
+    assert asked == ["relu+group"]
+    kept: list[Tensor] = []
+    conv.register_forward_hook(lambda layer, args, out: kept.append(out))
+    chain(x)
+    assert asked == ["relu+group"]
+    assert kept[0].min() == 0                       # the listener holds the tensor that the ReLU then wrote to
+
+
+class MyNorm(nn.BatchNorm2d):
+    """A user's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+def test_a_users_own_norms_and_activations_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Capped(nn.ReLU):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).clamp(max=0.1)
+    asked, x = fused(monkeypatch), normal((4, 6, 5, 5), "x")
+    chain = Chain(MyNorm(6), Capped(), nn.GroupNorm(2, 6))
+    assert torch.equal(chain(x), nn.Sequential(*chain)(x))
+    assert torch.equal(norm_relu(chain[0], x), F.relu(chain[0](x)))
+    assert not asked
+
+
+def test_nothing_goes_together_inside_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, x = nn.Sequential(nn.BatchNorm2d(6).eval(), nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 6)), normal((3, 4, 6, 5, 5), "x")
+    theirs, asked = torch.vmap(chain)(x), fused(monkeypatch)
+    compute_together(chain)
+    assert torch.equal(torch.vmap(chain)(x), theirs)
+    assert torch.equal(torch.vmap(lambda t: norm_relu(chain[0], t))(x), torch.vmap(lambda t: F.relu(chain[0](t)))(x))
+    assert not asked
 
 
 def test_what_the_kernels_do_not_know_stays_with_pytorch() -> None:
@@ -102,13 +167,6 @@ def test_what_the_kernels_do_not_know_stays_with_pytorch() -> None:
 
 
 # the kernels
-
-def needs_kernels() -> None:
-    if _norms_cuda.triton is None:
-        pytest.skip("no Triton")
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
 
 def near(ours: Tensor, exact: Tensor, within: float, what: object) -> None:
     assert ours.shape == exact.shape, what
@@ -186,7 +244,7 @@ def test_batch_norm_kernels_over_many_tiles(monkeypatch: pytest.MonkeyPatch, lay
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(32, 64, 28, 28), (32, 128, 14, 14), (5, 24, 5, 4), (70, 16, 3, 3)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("shape", GROUPS, ids=lambda s: "x".join(map(str, s)))
 def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:
     needs_kernels()
     group = nn.GroupNorm(8, shape[1]).to(DEVICE)
@@ -208,9 +266,21 @@ def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:
 
 
 @pytest.mark.gpu
+def test_a_frozen_norm_scores_and_leaves_its_statistics() -> None:
+    """In eval within a training pass: the kernel where nothing asks for a gradient, PyTorch's layer where something does."""
+    needs_kernels()
+    norm, exact = batch_norm(6).to(DEVICE).eval().requires_grad_(False), batch_norm(6).to(DEVICE).eval().double()
+    x, before = normal((5, 6, 3, 3), "x", device=DEVICE), {k: v.clone() for k, v in norm.state_dict().items()}
+    near(_norms_cuda.norm_relu(norm, x, None, True), F.relu(exact(x.double())), 1e-5, "scored")
+    assert all(torch.equal(v, norm.state_dict()[k]) for k, v in before.items())
+    if not INTERPRETED:                             # the choice looks at the device
+        assert _norms_cuda.usable(norm, x, None)
+    assert not _norms_cuda.usable(norm, x.clone().requires_grad_(), None)
+
+
+@pytest.mark.gpu
 def test_kernels_are_used_in_models() -> None:
-    if DEVICE != "cuda" or not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    needs_cuda()
     assert _norms_cuda.usable(batch_norm(64).cuda(), torch.zeros(4, 64, 8, 8, device="cuda", dtype=torch.bfloat16), None)
     assert _groups_cuda.usable(nn.GroupNorm(8, 64).cuda(), torch.zeros(4, 64, 28, 28, device="cuda"))
     assert not _groups_cuda.usable(nn.GroupNorm(2, 64).cuda(), torch.zeros(4, 64, 56, 56, device="cuda"))      # 100,352 numbers a group
@@ -221,8 +291,7 @@ def test_kernels_are_used_in_models() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["resnet18(stem='3x3')", "mnist_cnn"])
 def test_a_model_with_the_kernels_learns_as_without(monkeypatch: pytest.MonkeyPatch, name: str, layout: str) -> None:
-    if DEVICE != "cuda" or not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    needs_cuda()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     sample = (1, 28, 28) if name == "mnist_cnn" else (3, 32, 32)
     x, seen = normal((16, *sample), "x", device="cuda").contiguous(memory_format=LAYOUTS[layout]), []
@@ -231,12 +300,13 @@ def test_a_model_with_the_kernels_learns_as_without(monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(_norms_cuda, "usable", lambda norm, x, add: False)
             monkeypatch.setattr(_groups_cuda, "usable", lambda norm, x: False)
         module = make(name, sample=sample, classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=LAYOUTS[layout])
-        logits = module.train()(x)
-        grads = torch.autograd.grad(F.cross_entropy(logits, torch.arange(16, device="cuda") % 10), list(module.parameters()))
+        params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        network, model = Network(staged(module)), {"params": params, "buffers": buffers}
+        logits = network.forward(model, x, train=True, update_buffers=True).logits
+        grads = torch.autograd.grad(F.cross_entropy(logits, torch.arange(16, device="cuda") % 10), list(params.values()))
         with torch.no_grad():
-            scored = module.eval()(x)
-        named = zip((k for k, _ in module.named_parameters()), grads)
-        seen.append(({"logits": logits.detach(), "scored": scored, **dict(module.named_buffers())}, dict(named)))
+            scored = network.forward(model, x).logits
+        seen.append(({"logits": logits.detach(), "scored": scored, **buffers}, dict(zip(params, grads))))
     for key, theirs in seen[1][0].items():
         near(seen[0][0][key], theirs.double(), 2e-3, key)
     for key, theirs in seen[1][1].items():            # changes of 3e-7 behind every norm flip ReLUs: gradients move by 0.5 % then
@@ -245,8 +315,7 @@ def test_a_model_with_the_kernels_learns_as_without(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.gpu
 def test_kernels_in_a_cuda_graph() -> None:
-    if DEVICE != "cuda" or not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    needs_cuda()
     norm, eager = batch_norm(64).cuda(), batch_norm(64).cuda()
     x = normal((8, 64, 8, 8), "x", torch.bfloat16, "cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
 

@@ -78,6 +78,12 @@ def test_the_layer_stays_what_it_was():
     assert not net.state_dict()
 
 
+def test_inside_vmap_and_by_keyword():
+    x = maps(3, 4, 32, 23, 24)
+    assert torch.equal(torch.vmap(swift(2))(x), torch.vmap(nn.MaxPool2d(2))(x))
+    assert torch.equal(swift(2)(input=x[0]), F.max_pool2d(x[0], 2))
+
+
 def test_a_run_keeps_its_numbers(monkeypatch):
     """A round and an evaluation of FedAvg's CNN with the faster way and without it: equal bit for bit."""
     from consilience.core.federation import Federation

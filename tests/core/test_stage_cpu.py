@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from consilience import rng
 from consilience.core import _stage_cpu, network, stages
-from consilience.core.network import Network, Staged
+from consilience.core.network import Network, staged
 from consilience.models import make
 
 LAST = torch.channels_last
@@ -117,7 +117,7 @@ def test_not_a_number_comes_through():
 @pytest.mark.parametrize("last", [False, True])
 def test_bfloat16_is_what_autocast_gives(last, stages_run):
     """Whole numbers below 256 are exact in bfloat16: 9 products of at most 4, and a bias."""
-    module = Staged(nn.Sequential(stage(1, 16), nn.Flatten()))
+    module = staged(nn.Sequential(stage(1, 16), nn.Flatten()))
     module = module.to(memory_format=LAST) if last else module
     chain = module.get_submodule("0")
     x = whole((4, 1, 9, 9), "x")
@@ -157,6 +157,74 @@ def test_what_a_users_module_sees_is_contiguous():
         patch.setattr(torch, "conv2d", look)
         built(x)
     assert strides == [(784, 1, 28, 1), (32 * 144, 1, 32 * 12, 32)]
+
+
+BODIES = {"two stages": lambda: [*stage(3, 16), *stage(16, 16)], "a convolution after": lambda: [*stage(3, 16), nn.Conv2d(16, 4, 3)],
+          "a ReLU after": lambda: [*stage(3, 16), nn.Conv2d(16, 4, 3), nn.ReLU()], "rows": lambda: [*stage(3, 16), nn.Flatten(2)],
+          "stages within": lambda: [stage(3, 16), stage(16, 16)], "an average": lambda: [stage(3, 16), nn.AdaptiveAvgPool2d(2)]}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("last", [False, True])
+def test_what_leaves_a_chain_lies_as_pytorch_lays_it(body, last, stages_run):
+    """`features(x).view(n, -1)` is how many models go on."""
+    chain, x = nn.Sequential(*BODIES[body]()), whole((2, 3, 20, 20), "x")
+    x = x.contiguous(memory_format=LAST) if last else x
+    theirs = chain(x)
+    stages.compute_together(chain)
+    ours = chain(x)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.stride() == theirs.stride()
+    assert stages_run
+
+
+def test_each_stage_by_itself_gives_contiguous_maps():
+    """Two stages hand turned maps to each other; who calls the first alone finds them as PyTorch lays them."""
+    chain = nn.Sequential(stage(3, 16), stage(16, 16))
+    stages.compute_together(chain)
+    x = whole((2, 3, 20, 20), "x")
+    assert chain[0](x).is_contiguous()
+    assert torch.equal(chain[1](chain[0](x)), chain(x))
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_who_listens_to_the_next_layer_sees_contiguous_maps(hook, stages_run):
+    chain, seen = nn.Sequential(*stage(3, 16), *stage(16, 16)), []
+    stages.compute_together(chain)
+    getattr(chain[3], hook)(lambda layer, args, *out: seen.append(args[0].is_contiguous()))
+    chain(whole((2, 3, 20, 20), "x").requires_grad_()).sum().backward()
+    assert seen == [True]
+    assert len(stages_run) == 1
+
+
+class Viewing(nn.Conv2d):
+    """A user's own convolution, which needs its maps contiguous."""
+
+    def forward(self, input):
+        return super().forward(input) + input.view(len(input), -1).mean()
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_users_own_convolution_sees_contiguous_maps(place):
+    chain = nn.Sequential(*stage(3, 16), *stage(16, 16))
+    chain[place] = Viewing(3 if place == 0 else 16, 16, 3)
+    x = whole((2, 3, 20, 20), "x")
+    theirs = chain(x)
+    stages.compute_together(chain)
+    torch.testing.assert_close(chain(x), theirs)
+
+
+def test_inside_vmap_and_gradients_for_each_sample(stages_run):
+    chain, x = stage(3, 16), whole((4, 2, 3, 8, 8), "x")
+
+    def each_sample():
+        loss = lambda params, one: torch.func.functional_call(chain, params, (one[None],)).square().sum()
+        return torch.vmap(torch.func.grad(loss), (None, 0))(dict(chain.named_parameters()), x[:, 0])
+    theirs, apart = torch.vmap(chain)(x), each_sample()
+    stages.compute_together(chain)
+    assert torch.equal(torch.vmap(chain)(x), theirs)
+    assert all(torch.equal(g, apart[k]) for k, g in each_sample().items())
+    assert not stages_run
 
 
 def test_few_channels_doubles_and_kept_places_are_left_alone(stages_run):

@@ -21,14 +21,13 @@ def usable(x: Tensor, conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
             and not pool.return_indices and torch.backends.mkldnn.is_available() and not torch.jit.is_tracing())
 
 
-def conv_relu_pool(x: Tensor, conv: nn.Conv2d, pool: nn.MaxPool2d, following: nn.Module | None) -> Tensor:
-    """The largest numbers of the windows of relu(conv(x)), laid out as PyTorch would, or turned if the following layer is glad of that."""
+def conv_relu_pool(x: Tensor, conv: nn.Conv2d, pool: nn.MaxPool2d) -> Tensor:
+    """The largest numbers of the windows of relu(conv(x)), with the channels together. `conv` is PyTorch's layer or that of `half`."""
     if type(conv) is nn.Conv2d and conv.padding_mode == "zeros":
         maps = torch.conv2d(turned(x), turned(conv.weight), conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
     else:
         maps = conv(turned(x))
-    out = torch.max_pool2d(maps, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode).relu_()
-    return out if isinstance(following, (nn.Conv2d, nn.Flatten)) or is_turned(x) or is_turned(conv.weight) else out.contiguous()
+    return torch.max_pool2d(maps, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode).relu_()
 
 
 def turned(x: Tensor) -> Tensor:

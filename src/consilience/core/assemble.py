@@ -13,7 +13,7 @@ from .. import rng, tree
 from ..errors import ConfigError
 from .layout import Layout
 from .method import Method
-from .network import Network, Staged
+from .network import Network, staged
 from .part import Phase, Spec
 from .policy import Policy
 from .population import Population
@@ -58,10 +58,10 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
             raise ConfigError(f"Samples of the proxy data set have shape {tuple(proxy.shape[1:])}, "
                               f"those of the clients {tuple(x.shape[1:])}.")
     spec = Spec(layout, policy, {"params": {}, "buffers": {}}, frozenset(), {}, tuple(x.shape[1:]), population.classes, clients,
-                proxy)
+                proxy, not x.is_floating_point())
     module = copy.deepcopy(module).to(device)
     if isinstance(module, nn.Sequential):
-        module = Staged(module)
+        module = staged(module)
     if policy.layout == "channels_last":
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     frozen = {k for k, p in module.named_parameters() if not p.requires_grad}      # the user froze them: they never train

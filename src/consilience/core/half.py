@@ -46,25 +46,25 @@ class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
-    def forward(self, *args: Any, **settings: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **settings: Any) -> Tensor:
         own = self.__dict__
         ready = own.pop("_ready", None)
-        if isinstance(self, nn.Linear) and self.weight.numel() <= SMALL and args[0].device.type == "cpu":
+        if isinstance(self, nn.Linear) and self.weight.numel() <= SMALL and input.device.type == "cpu":
             with torch.autocast("cpu", enabled=False):
-                return super().forward(args[0].to(self.weight.dtype))  # type: ignore[misc]
+                return super().forward(input.to(self.weight.dtype))  # type: ignore[misc]
         if ready is None:
-            return super().forward(*args, **settings)  # type: ignore[misc]
+            return super().forward(input, *args, **settings)  # type: ignore[misc]
         own["_runs"] = True
         table = own["_parameters"]
         kept = dict(table)
         table.update(ready)
         try:
-            return super().forward(*args, **settings)  # type: ignore[misc]
+            return super().forward(input, *args, **settings)  # type: ignore[misc]
         finally:
             table.update(kept)
 
 
-_READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
+READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
 class Together:
@@ -76,8 +76,8 @@ class Together:
 
     def __init__(self, module: nn.Module) -> None:
         for layer in module.modules():
-            if type(layer) in _READY:
-                layer.__class__ = _READY[type(layer)]
+            if type(layer) in READY:
+                layer.__class__ = READY[type(layer)]
         self._layers = [layer for layer in module.modules() if isinstance(layer, _Ready)]
 
     def __enter__(self) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _groups_cuda, _norms_cuda
+from .listeners import heard, transformed
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_NEW = (nn.Conv2d, nn.GroupNorm, *_BATCH_NORMS)       # what they give is a tensor that nobody else holds
 
 
 def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = True) -> Tensor:
     """relu(norm(x) + add)."""
-    if type(norm) in _BATCH_NORMS and not _heard(norm) and _norms_cuda.usable(norm, x, add):
+    if type(norm) in _BATCH_NORMS and _norms_cuda.usable(norm, x, add) and not heard(norm) and not transformed():
         return _norms_cuda.norm_relu(norm, x, add, relu)
     y = norm(x)
     y = y if add is None else y + add
@@ -23,35 +26,28 @@ def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool 
 
 def relu_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """norm(relu(x))."""
-    if type(norm) is nn.GroupNorm and not _heard(norm) and _groups_cuda.usable(norm, x):
+    if type(norm) is nn.GroupNorm and _groups_cuda.usable(norm, x) and not heard(norm) and not transformed():
         return _groups_cuda.relu_norm(norm, x)
     return norm(F.relu(x))
 
 
-def _heard(*layers: nn.Module) -> bool:
-    """Whether somebody listens to a layer, which must then run by itself."""
-    return any(h._forward_hooks or h._forward_pre_hooks or h._backward_hooks or h._backward_pre_hooks for h in layers)
+def may_begin(kinds: Sequence[type]) -> bool:
+    """Whether `together` may compute layers of these types together, beginning with the first."""
+    return kinds[0] in _BATCH_NORMS or (kinds[0] is nn.ReLU and kinds[1:2] == (nn.GroupNorm,))
 
 
-def together(x: Tensor, layers: list[Any], at: int) -> tuple[int, Tensor] | None:
+def together(x: Tensor, layers: Sequence[Any], at: int) -> tuple[int, Tensor] | None:
     """How many of a chain's layers from `at` on were computed together, and what came out; None where they go one by one."""
     first, second = layers[at], layers[at + 1] if at + 1 < len(layers) else None
-    if type(first) in _BATCH_NORMS and not _heard(first):
-        if type(second) is nn.ReLU and not _heard(second):
+    if type(first) in _BATCH_NORMS and not heard(first):
+        if type(second) is nn.ReLU and not heard(second):
             return 2, norm_relu(first, x)
         return 1, norm_relu(first, x, relu=False)
-    if type(first) is nn.ReLU and type(second) is nn.GroupNorm and not _heard(first, second):
+    if type(first) is nn.ReLU and type(second) is nn.GroupNorm and not heard(first, second) and not (first.inplace and _shared(layers, at)):
         return 2, relu_norm(second, x)
     return None
 
 
-class NormChain(nn.Sequential):
-    """A Sequential whose normalisation layers are computed together with the ReLU beside them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        layers = list(self._modules.values())
-        at = 0
-        while at < len(layers):
-            taken, x = together(x, layers, at) or (1, layers[at](x))
-            at += taken
-        return x
+def _shared(layers: Sequence[Any], at: int) -> bool:
+    """Whether somebody else may hold what enters a layer. A ReLU in place must then write to it: a shortcut around the chain sees that."""
+    return at == 0 or type(layers[at - 1]) not in _NEW or heard(layers[at - 1])

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .listeners import transformed
+
 FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
 
 
@@ -34,10 +36,10 @@ class _Pooled(torch.autograd.Function):
 class MaxPool2d(nn.MaxPool2d):
     """PyTorch's layer with a faster way for contiguous maps in the memory of the host."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.return_indices or torch.jit.is_tracing() or not _pays(x):
-            return super().forward(x)
-        return _Pooled.apply(x, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
+    def forward(self, input: Tensor) -> Tensor:
+        if self.return_indices or torch.jit.is_tracing() or transformed() or not _pays(input):
+            return super().forward(input)
+        return _Pooled.apply(input, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
 
 
 def _pays(x: Tensor) -> bool:

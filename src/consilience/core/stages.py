@@ -1,64 +1,110 @@
 """Layers that are computed together: convolution, ReLU and pooling as one, a linear layer with its ReLU as one.
 
-Nothing changes in what a model is: names, parameters and hooks stay, and a layer that somebody listens to runs by itself.
+Nothing changes in what a model is: names, parameters and hooks stay. Only PyTorch's own layers are taken, by their exact type, and a
+layer that somebody listens to runs by itself.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import _linear_cuda, _stage_cpu, _stage_cuda, norms
+from .half import READY
+from .listeners import heard, transformed
+from .pooling import MaxPool2d
 
 
 class Chain(nn.Sequential):
     """A Sequential that looks for layers to compute together."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        layers = list(self._modules.values())
-        at = 0
-        while at < len(layers):
-            taken, x = _together(x, layers, at, self)
-            at += taken
-        return x
-
-    def next_layer(self) -> nn.Module | None:
-        """The layer that takes what this chain gives, where another chain follows and nobody listens between the two."""
-        following = self.__dict__.get("following")
-        if following is None or self._forward_hooks or following._forward_pre_hooks or not len(following):
-            return None
-        layer: nn.Module = following[0]
-        return layer
+    def forward(self, input: Tensor) -> Tensor:
+        return in_turn(tuple(self._modules.values()), input)
 
 
 class Linear(nn.Linear):
     """PyTorch's layer, with one kernel each way where the batch is small and on a GPU."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _linear_cuda.linear(x, self.weight, self.bias, False) if _linear_cuda.usable(x, self) else super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:
+        if _linear_cuda.usable(input, self) and not transformed():
+            return _linear_cuda.linear(input, self.weight, self.bias, False)
+        return super().forward(input)
 
 
-def _together(x: Tensor, layers: list[Any], at: int, chain: Chain) -> tuple[int, Tensor]:
-    """How many layers were computed, and what came out."""
-    first = layers[at]
-    if isinstance(first, Linear) and _follows(layers, at, nn.ReLU) and _linear_cuda.usable(x, first):
-        return 2, _linear_cuda.linear(x, first.weight, first.bias, True)
-    if isinstance(first, nn.Conv2d) and _follows(layers, at, nn.ReLU, nn.MaxPool2d):
-        if _stage_cpu.usable(x, first, layers[at + 2]):
-            return 3, _stage_cpu.conv_relu_pool(x, first, layers[at + 2], layers[at + 3] if at + 3 < len(layers) else chain.next_layer())
-        if type(first) is nn.Conv2d and _plain(first, layers[at + 2]) and _stage_cuda.usable(x, first):
-            return 3, _stage_cuda.conv_relu_pool(x, first.weight, first.bias, int(first.padding[0]))
-    return norms.together(x, layers, at) or (1, first(x))
+_CONVOLUTIONS, _POOLS = (nn.Conv2d, READY[nn.Conv2d]), (nn.MaxPool2d, MaxPool2d)
+_EITHER_LAYOUT = frozenset((*_CONVOLUTIONS, *_POOLS, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten, Chain))     # none the worse for turned maps
 
 
-def _follows(layers: list[Any], at: int, *kinds: type) -> bool:
-    """Whether such layers come next, and nobody listens to any of them."""
-    chosen = layers[at: at + 1 + len(kinds)]
-    return (len(chosen) == 1 + len(kinds) and all(isinstance(layer, kind) for layer, kind in zip(chosen[1:], kinds))
-            and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in chosen))
+def in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:
+    """What comes out of layers that run one after another. Maps have the layout that PyTorch's layers give them."""
+    x, turned = _run(layers, x, False)
+    return x.contiguous() if turned else x
+
+
+def _run(layers: Sequence[Any], x: Tensor, turned: bool) -> tuple[Tensor, bool]:
+    """The same, but `turned` says whether maps come in, and go out, with channels together where PyTorch would not have put them so."""
+    starts = _starts(tuple(map(type, layers)))
+    one_by_one, at = transformed(), 0
+    while at < len(layers):
+        layer, start = layers[at], starts[at]
+        if turned and (type(layer) not in _EITHER_LAYOUT or heard(layer)):
+            x, turned = x.contiguous(), False
+        done = None if start is None or one_by_one else start(x, turned, layers, at)
+        taken, x, turned = done or (1, layer(x), turned)
+        at += taken
+    return x, turned
+
+
+_Start = Callable[[Any, bool, Sequence[Any], int], tuple[int, Tensor, bool] | None]      # how many layers were computed, and what came out
+
+
+@lru_cache(maxsize=512)
+def _starts(kinds: tuple[type, ...]) -> tuple[_Start | None, ...]:
+    """For each place in a row of layers what may begin there, as far as types tell. Hooks and tensors are looked at in each pass."""
+    return tuple(_start(kinds[at:]) for at in range(len(kinds)))
+
+
+def _start(kinds: tuple[type, ...]) -> _Start | None:
+    if kinds[0] is Chain:
+        return _inner
+    if kinds[:2] == (Linear, nn.ReLU):
+        return _linear_relu
+    if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,) and kinds[2:3] and kinds[2] in _POOLS:
+        return _conv_relu_pool
+    return _norm if norms.may_begin(kinds) else None
+
+
+def _inner(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    """A chain within a chain, which may hand on its maps as they are."""
+    return None if heard(layers[at]) else (1, *_run(tuple(layers[at]._modules.values()), x, turned))
+
+
+def _linear_relu(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    layer = layers[at]
+    if not _linear_cuda.usable(x, layer) or heard(layer, layers[at + 1]):
+        return None
+    return 2, _linear_cuda.linear(x, layer.weight, layer.bias, True), turned
+
+
+def _conv_relu_pool(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv, relu, pool = layers[at: at + 3]
+    if heard(conv, relu, pool):
+        return None
+    if _stage_cpu.usable(x, conv, pool):
+        own = turned or not (_stage_cpu.is_turned(x) or _stage_cpu.is_turned(conv.weight))
+        return 3, _stage_cpu.conv_relu_pool(x, conv, pool), own
+    if type(conv) is nn.Conv2d and _plain(conv, pool) and _stage_cuda.usable(x, conv):
+        return 3, _stage_cuda.conv_relu_pool(x, conv.weight, conv.bias, int(conv.padding[0])), turned
+    return None
+
+
+def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    done = norms.together(x, layers, at)
+    return None if done is None else (*done, turned)
 
 
 def _plain(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
@@ -78,9 +124,3 @@ def compute_together(module: nn.Module) -> None:
             layer.__class__ = Chain
         elif type(layer) is nn.Linear:
             layer.__class__ = Linear
-    for holder in module.modules():
-        in_turn = holder._modules if isinstance(holder, Chain) else getattr(holder, "_order", ())      # names of what it runs one by one
-        for name, following in itertools.pairwise(in_turn):
-            first, second = holder._modules[name], holder._modules[following]
-            if isinstance(first, Chain) and isinstance(second, Chain):
-                first.__dict__["following"] = second                  # known, not owned: it must not show among the chain's layers

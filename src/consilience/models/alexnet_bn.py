@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..core.norms import NormChain
 from .architecture import Need, Projected, flat_width, shape_after
 
 
@@ -24,14 +23,14 @@ class AlexnetBn(Projected):
                 "stage4": _stage(384, 256, 3, padding=1), "stage5": _stage(256, 256, 3, padding=1, pool=True)}
         maps["pool"] = _average_to(6, shape_after(maps, need, self.name)[1:])
         flat = flat_width(maps, need, self.name)
-        neck = NormChain(nn.Flatten(), nn.Linear(flat, 1024), nn.BatchNorm1d(1024), nn.ReLU(),
-                         nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.ReLU())
+        neck = nn.Sequential(nn.Flatten(), nn.Linear(flat, 1024), nn.BatchNorm1d(1024), nn.ReLU(),
+                             nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.ReLU())
         return {**maps, "neck": neck}
 
 
 def _stage(inside: int, outside: int, kernel: int, *, padding: int, stride: int = 1, pool: bool = False) -> nn.Module:
     layers = [nn.Conv2d(inside, outside, kernel, stride, padding), nn.BatchNorm2d(outside), nn.ReLU()]
-    return NormChain(*layers, *([nn.MaxPool2d(3, 2)] if pool else []))
+    return nn.Sequential(*layers, *([nn.MaxPool2d(3, 2)] if pool else []))
 
 
 def _average_to(side: int, size: tuple[int, ...]) -> nn.Module:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..core.norms import NormChain
 from .architecture import Need, Projected
 
 
@@ -24,4 +23,4 @@ class MnistCnn(Projected):
 
 
 def _stage(inside: int, outside: int, stride: int) -> nn.Module:
-    return NormChain(nn.Conv2d(inside, outside, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, outside))
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, outside))

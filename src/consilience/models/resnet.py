@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ..core.norms import NormChain, norm_relu
+from ..core.norms import norm_relu
 from ..errors import ConfigError
 from ..options import option
 from .architecture import Need, Projected
@@ -108,11 +108,11 @@ def _stem(channels: int, kind: str, norm: Norm) -> nn.Module:
     layers = OrderedDict[str, nn.Module](conv=conv, norm=norm(64), relu=nn.ReLU())
     if large:
         layers["pool"] = nn.MaxPool2d(3, 2, 1)
-    return NormChain(layers)
+    return nn.Sequential(layers)
 
 
 def _shortcut(inside: int, outside: int, stride: int, norm: Norm) -> nn.Module:
     """The identity where shapes agree, else a 1×1 convolution."""
     if stride == 1 and inside == outside:
         return nn.Identity()
-    return NormChain(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))
+    return nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))

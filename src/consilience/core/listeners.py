@@ -1,0 +1,25 @@
+"""When a layer must run by itself, by its own call: somebody listens to it, has given it a forward of its own, or transforms functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
+
+_ON_ALL = (_global_forward_hooks, _global_forward_pre_hooks, _global_backward_hooks, _global_backward_pre_hooks)     # for every module
+
+
+def heard(*layers: nn.Module) -> bool:
+    """Whether a call of one of these layers would do more than the forward of its class."""
+    return any(h._forward_hooks or h._forward_pre_hooks or h._backward_hooks or h._backward_pre_hooks or "forward" in h.__dict__
+               for h in layers) or any(_ON_ALL)
+
+
+def transformed() -> bool:
+    """Whether torch.vmap, torch.func.grad or their like are at work: they know PyTorch's own operations, in its own layouts."""
+    return torch._C._functorch.maybe_current_level() is not None
