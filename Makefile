@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-federation lint clean
+.PHONY: setup demo test test-federation test-kernels lint clean
 
 setup: $(VENV)/.ready
 
@@ -25,6 +25,12 @@ test: lint
 # Real processes that talk to each other on this machine: SuperLink, SuperNodes and Ray workers. One after another, they share ports and cores.
 test-federation: setup
 	$(BIN)/python -m pytest -m federation
+
+# Kernels of our own against tensor operations, in Triton's interpreter: no GPU is needed, but Linux, where Triton is to be had.
+test-kernels: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -rs -m 'gpu or not gpu' tests/core/test_stages.py tests/core/test_norms.py tests/core/test_loss_cuda.py \
+	    tests/core/test_record_cuda.py tests/core/test_usable.py tests/parts/test_ffa_cuda.py tests/parts/test_fused.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -23,9 +23,11 @@ HALF = 2.0**-7 if INTERPRETED else 2.0**-8              # one rounding to bfloat
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # a batch of 64 in ResNet-18 with its 7×7 stem on 32×32 (the stem's own maps fifth), then with the 3×3 stem
 RESNET = [(64, 64, 8, 8), (64, 128, 4, 4), (64, 256, 2, 2), (64, 512, 1, 1), (64, 64, 16, 16), (64, 64, 32, 32)]
+ODD = [(6, 10, 5, 4), (5, 3, 1, 1), (9, 24), (3, 70, 7, 7)]
 GROUPS = [(32, 64, 28, 28), (32, 128, 14, 14), (5, 24, 5, 4), (70, 16, 3, 3)]
 if INTERPRETED:             # a program at a time, in Python: the same kernels on fewer samples
     RESNET = [(4, 16, 8, 8), (6, 24, 4, 4), (8, 40, 2, 2), (64, 32, 1, 1), (2, 6, 32, 32)]
+    ODD = [(6, 10, 3, 2), (5, 3, 1, 1), (9, 24), (3, 70, 3, 2)]
     GROUPS = [(2, 64, 14, 14), (2, 128, 7, 7), (5, 24, 5, 4), (70, 16, 3, 3)]
 
 
@@ -219,7 +221,7 @@ def test_batch_norm_kernels_at_resnets_sizes(shape: tuple[int, ...], dtype: torc
 @pytest.mark.gpu
 @pytest.mark.parametrize("alone", [1 << 17, 64], ids=["alone", "shared"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(6, 10, 5, 4), (5, 3, 1, 1), (9, 24), (3, 70, 7, 7)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("shape", ODD, ids=lambda s: "x".join(map(str, s)))
 def test_batch_norm_kernels_at_odd_sizes(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], layout: str, alone: int) -> None:
     needs_kernels()
     monkeypatch.setattr(_norms_cuda, "ALONE", alone)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_device import DEVICE, INTERPRETED, needs_kernels
 
+from consilience.core import _record_cuda
 from consilience.core._record_cuda import record
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_losses_are_noted_in_their_order(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+@pytest.mark.parametrize("kernel", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_losses_are_noted_in_their_order(kernel: bool) -> None:
+    if kernel:
+        needs_kernels()
+    device = DEVICE if kernel else "cpu"
     losses, counter = torch.zeros(5, device=device), torch.tensor([1], device=device)
     for value in (0.5, 1.5, 2.5):
-        record(torch.tensor(value, device=device), losses, counter)
+        loss = torch.tensor(value, device=device)
+        if kernel and INTERPRETED:                  # `record` looks at the device
+            _record_cuda._kernel[(1,)](loss, losses, counter, num_warps=1)
+        else:
+            record(loss, losses, counter)
     assert losses.tolist() == [0, 0.5, 1.5, 2.5, 0]
     assert counter.tolist() == [4]

@@ -1,6 +1,6 @@
 """The fused CUDA kernels of FedFA's layer give what its tensor operations give, forward and backward.
 
-They need a CUDA device, or Triton's interpreter: TRITON_INTERPRET=1 pytest -m gpu tests/parts/test_ffa_cuda.py
+They need a CUDA device, or Triton's interpreter: `make test-kernels`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 def _needs_cuda() -> None:
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    if _ffa_cuda.triton is None:
+        pytest.skip("Triton is not installed")
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
