@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from consilience import rng
+from consilience.core.federation import Federation
+from consilience.core.layout import Layout
+from consilience.core.method import Method
 from consilience.core.policy import Policy
 from consilience.core.population import Population
 from consilience.data.federated import as_float
+from consilience.engines import Sequential
 from consilience.errors import ConfigError
 from consilience.parts import _pseudo_data
 from consilience.parts.debias import Debias
@@ -356,13 +361,35 @@ def test_mixup_leaves_pseudo_data_alone() -> None:
 
 # ---- what it asks for ----------------------------------------------------------------------------------------------
 
-def test_refuses_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="temperature of 0"):
-        tiny_federation([Debias(temperature="divide", tau2=0.0)])
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"temperature": "divide", "tau1": 0.0}, "cannot divide by a temperature of 0"),
+    ({"temperature": "divide", "tau2": 0.0}, "cannot divide by a temperature of 0"),
+    ({"pseudo": "mixture", "sources": "balanced"}, "takes nothing from clients for pseudo=mixture, so sources=balanced says nothing"),
+    ({"mix": 3}, "mixes nothing into pseudo-data for pseudo=rsm, so mix=3 says nothing"),
+    ({"mix": 0}, "so mix=0 says nothing. Leave it out, or use pseudo=mixture")])
+def test_refuses_what_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"debias .*{message}|debias {message}"):
+        tiny_federation([Debias(**settings)])
+
+
+def test_mixture_needs_public_samples() -> None:
     p = tiny_population()
     bare = Population(p.x, p.y, p.rows, 3, as_float, p.names)
-    with pytest.raises(ConfigError, match="proxy"):
+    with pytest.raises(ConfigError, match=r"debias needs public samples for pseudo=mixture\. Name a proxy data set"):
         tiny_federation([Debias(pseudo="mixture")], population=bare)
+
+
+@pytest.mark.parametrize("pseudo", ["rsm", "mixture"])
+def test_words_have_no_average(pseudo: str) -> None:
+    """A text's samples are whole numbers; the embedding takes them as they are."""
+    net = nn.Sequential(OrderedDict(words=nn.Embedding(20, 6), join=nn.Flatten(), head=nn.Linear(24, 3)))
+    x = torch.arange(80).reshape(20, 4) % 20
+    texts = Population(x, torch.arange(20) % 3, tuple(torch.arange(20).split(10)), 3, lambda x, y, key: (x, y), ("a", "b"), x[:5])
+    for parts, message in (((Debias(pseudo=pseudo),), "debias averages inputs, and whole numbers"),
+                           ((Mixup(),), "mixup mixes inputs, and whole numbers")):
+        with pytest.raises(ConfigError, match=message):
+            Federation(net, Layout(head="head"), Method(parts), texts, Policy(batch=5), Sequential)
+    Federation(net, Layout(head="head"), Method([]), texts, Policy(batch=5), Sequential).round()
 
 
 def test_prefers_uniform_weights() -> None:
@@ -374,4 +401,7 @@ def test_prefers_uniform_weights() -> None:
 
 def test_says_that_averages_of_raw_samples_leave_the_client() -> None:
     assert "averages of raw samples" in Debias().traits
+    assert Debias().raw_averages == "means of 10 training inputs of one client, sent in every round; all clients get them"
+    assert Debias(group=1, refresh="once").raw_averages.startswith("single training inputs, as they are, sent before the first round")
+    assert not Debias(pseudo="mixture").raw_averages
     assert not Debias(pseudo="mixture").traits

@@ -26,8 +26,8 @@ from consilience.testing import LAYOUT, ReplayedSequential, differences, largest
 
 # Whether a model's samples keep apart in training: BatchNorm mixes them, dropout tosses coins by the label of a pass.
 APART = {"alexnet_bn": False, "cct": False, "digits_cnn": False, "drug_target": False, "fasttext": True, "fedavg_cnn": True,
-         "har_cnn": True, "lenet5": True, "mlp": True, "mnist_cnn": True, "moon_cnn": True, "resnet18": False, "resnet50": False,
-         "unet": False, "vgg11": True}
+         "har_cnn": True, "lenet5": True, "mlp": True, "mnist_cnn": True, "moon_cnn": True, "pfl_cnn": False, "resnet18": False,
+         "resnet50": False, "unet": False, "vgg11": True}
 TRAINED = [*(n for n, apart in APART.items() if apart and n != "fasttext"), "resnet18(norm='group')"]      # no words: FedBR averages inputs
 ROUNDING = 5e-6             # of a tensor's largest number: float32 sums over samples in another order
 SAMPLE = {"alexnet_bn": (3, 96, 96), "unet": (3, 32, 32)}

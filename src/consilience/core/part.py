@@ -48,6 +48,7 @@ class Spec:
     classes: int
     population: int
     proxy: Tensor | None = None             # public samples, transformed, where the run names a proxy data set
+    tokens: bool = False                    # samples are whole numbers, as the words of a text: nothing can be averaged or mixed
     shared: frozenset[str] = frozenset()    # keys that travel
     trained: tuple[str, ...] = ()           # parameters that travel and that some phase trains
 

@@ -40,9 +40,9 @@ class Debias(Part):
     projection: str = option("paper", "P: 256→256→128 (paper), 2d→2d→d (release), or none: the identity, no max step",
                              choices=("paper", "released", "none"))
     pseudo: str = option("rsm", "where pseudo-data come from; mixture needs a proxy data set", choices=("rsm", "mixture"))
-    group: int = option(10, "M, samples averaged into one pseudo sample", low=1)
+    group: int = option(10, "M, samples averaged into one pseudo sample; 1 would send samples as they are", low=1)
     mix: int = option(1, "K, samples of the batch mixed into each pseudo sample (mixture)", low=0)
-    refresh: str = option("round", "pseudo-data anew each round, or once", choices=("round", "once"))
+    refresh: str = option("round", "pseudo-data anew each round, or once; those of mixture are drawn once", choices=("round", "once"))
     sources: str = option("random", "each pseudo sample's client: drawn at random, or every client equally often",
                           choices=("random", "balanced"))
 
@@ -66,14 +66,21 @@ class Debias(Part):
 
     @property
     def raw_averages(self) -> str:
+        what = f"means of {self.group} training inputs of one client" if self.group > 1 else "single training inputs, as they are"
         when = "before the first round" if self.refresh == "once" else "in every round"
-        return f"means of {self.group} training inputs of one client, sent {when}; all clients get them" if self.pseudo == "rsm" else ""
+        return f"{what}, sent {when}; all clients get them" if self.pseudo == "rsm" else ""
 
     def require(self, spec: Spec) -> str | None:
+        if spec.tokens:
+            return "averages inputs, and whole numbers, as the words of a text, have no average."
         if self.temperature == "divide" and min(self.tau1, self.tau2) == 0:
             return "cannot divide by a temperature of 0. Use temperature=multiply, or τ above 0."
         if self.pseudo == "mixture" and spec.proxy is None:
             return "needs public samples for pseudo=mixture. Name a proxy data set for the run, or use pseudo=rsm."
+        if self.pseudo == "mixture" and self.sources == "balanced":
+            return "takes nothing from clients for pseudo=mixture, so sources=balanced says nothing. Leave it out, or use pseudo=rsm."
+        if self.pseudo == "rsm" and self.mix != 1:
+            return f"mixes nothing into pseudo-data for pseudo=rsm, so mix={self.mix} says nothing. Leave it out, or use pseudo=mixture."
         return None
 
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:

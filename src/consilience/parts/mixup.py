@@ -31,6 +31,9 @@ class Mixup(Part):
     def traits(self) -> frozenset[str]:
         return frozenset({"soft labels"})
 
+    def require(self, spec: Spec) -> str | None:
+        return "mixes inputs, and whole numbers, as the words of a text, cannot be mixed." if spec.tokens and self.alpha else None
+
     def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
         steps, batch = len(sizes), spec.policy.batch
         weight = rng.host(key).beta(self.alpha, self.alpha, steps) if self.alpha else [1.0] * steps

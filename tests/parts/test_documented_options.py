@@ -1,0 +1,28 @@
+"""docs/parts.md lists the options of FedBR and its baselines as the code has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from consilience.options import describe
+from consilience.parts import PARTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "parts.md"
+
+
+def documented(part: str) -> dict[str, tuple[str, str]]:
+    """option -> its default and its source, as written."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n### {part}\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .+? \| (.+?) \|$", section, re.MULTILINE)
+    return {name: (default, source) for name, default, source in rows}
+
+
+@pytest.mark.parametrize("part", ["debias", "moon", "cosine", "dann"])
+def test_every_option_with_its_default_and_a_source(part: str) -> None:
+    rows = documented(part)
+    said = lambda value: str(value).lower() if isinstance(value, bool) else str(value)
+    assert {name: default for name, (default, _) in rows.items()} == {r["name"]: said(r["default"]) for r in describe(PARTS[part])}
+    assert all(source.strip() for _, source in rows.values())
