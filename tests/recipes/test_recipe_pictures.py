@@ -5,9 +5,16 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 from tiny_recipe import TINY
 
+from consilience import rng
+from consilience.errors import ConsilienceError
+from consilience.metrics.subject import Subject
 from consilience.recipes.draw import draw
+from consilience.recipes.draw_models import _answers_on_others, _embedded, _Panel, _Row, _shares
+from consilience.recipes.folders import opened
+from consilience.recipes.format import Drawing
 from consilience.recipes.load import load_recipe
 from consilience.recipes.run import Order, reproduce
 from consilience.recipes.svg import Line, Points, draw_grid, draw_lines, draw_points
@@ -69,10 +76,67 @@ def test_pictures_of_a_recipe(tiny, tmp_path, monkeypatch):
         assert ("SCALED DOWN" in svg) == ("splits" not in name), name
     curves = written[names[0]]
     assert {"FedAvg", "FedAvg+DBE"} <= set(texts(curves))
-    panels = texts(written[names[3]])[1:]
+    caption, *panels = texts(written[names[3]])[1:]
+    assert caption == "One t-SNE for: FedAvg, 1 panel, 40 points; FedAvg+DBE, 2 panels, 80 points."
     assert panels == ["FedAvg", "as served, before local training", "FedAvg+DBE", "without personal tensors, before local training",
                       "FedAvg+DBE", "as served, before local training"]
     assert not outcome.remarks
+
+
+def _row(title: str, *panels: torch.Tensor) -> _Row:
+    return _Row(title, 0, [_Panel(f"{title} {n}", p, [0] * len(p), [1] * len(p)) for n, p in enumerate(panels)])
+
+
+def test_panels_of_a_row_lie_in_one_plane():
+    """Two panels hold the same twelve points in another order: embedded together, equal features come to lie (nearly) on one spot."""
+    own = rng.normal(rng.key(0, "features"), (12, 5)) * 3
+    turned = torch.arange(11, -1, -1)
+    rows = [_row("a", own, own[turned]), _row("b", own + 1)]
+    caption, points = _embedded(rows, Drawing("features"))
+    assert caption == "One t-SNE for: a, 2 panels, 24 points; b, 1 panel, 12 points."
+    assert [p.title for p in points] == ["a 0", "a 1", "b 0"]
+    assert [len(p.at) for p in points] == [12, 12, 12]
+    first, second = (torch.tensor(p.at) for p in points[:2])
+    apart = torch.cdist(first, second[turned])
+    assert (apart.argmin(1) == torch.arange(12)).all()                  # every point is nearest to its double
+    # the square is that of both panels: no panel is stretched on its own
+    both = torch.cat([first, second])
+    assert float((both.max(0).values - both.min(0).values).max()) == pytest.approx(1.0, abs=0.01)
+    whole = _embedded(rows, Drawing("features", together="figure"))
+    assert whole[0] == "One t-SNE for: all rows, 3 panels, 36 points."
+    alone = _embedded(rows, Drawing("features", together="panel"))
+    assert alone[0] == "One t-SNE for every panel."
+    assert alone[1][2].at == points[2].at                                # a row of one panel is embedded alone either way
+    with pytest.raises(ConsilienceError, match=r"features of 5 and 7 numbers cannot be embedded together.*together"):
+        _embedded([_row("a", own), _row("b", torch.zeros(12, 7))], Drawing("features", together="figure"))
+    assert len(_embedded([_row("a", own), _row("b", torch.rand(12, 7))], Drawing("features"))[1]) == 2
+
+
+def test_one_client_s_model_on_its_own_and_on_the_others_samples(tiny, tmp_path, monkeypatch):
+    """FedBR's Figures 2 and 3: two clients of five digits each. The trained model's answers are counted anew by hand."""
+    monkeypatch.setattr("consilience.recipes.draw.SAMPLES", 40)
+    halves = TINY.replace('split = "dirichlet(alpha=0.3)"\nclients = 4', 'split = "two_halves"\nclients = 2')
+    tiny.write_text(halves + "".join(f'\n[[draw]]\nkind = "{kind}"\nclient = "half"\nmodel = "global"\n{rest}'
+                                     for kind, rest in (("features", ""), ("predicted", "sample_class = 8\n"))), encoding="utf-8")
+    outcome = reproduce(load_recipe(tiny), tmp_path / "out", Order(("fedavg",), ("accuracy",), 1, 0.5), jobs=1)
+    names = draw(outcome, tmp_path / "out")
+    assert names == ["figures/1-features-accuracy.svg", "figures/2-predicted-accuracy-all.svg", "figures/2-predicted-accuracy-one.svg"]
+    said = texts((tmp_path / "out" / names[0]).read_text(encoding="utf-8"))
+    assert said[1:] == ["One t-SNE for: FedAvg, 3 panels, 60 points.", "FedAvg", "the model client0 received, on its own samples",
+                        "FedAvg", "the model client0 trained, on its own samples",
+                        "FedAvg", "the model client0 trained, on the others' samples"]
+    with opened(next(iter(outcome.entries[0].runs.values())).path) as run:
+        s = Subject(run.federation, run.data)
+        rows = run.data.clients[1].test
+        x, _ = run.data.transform(run.data.x[rows], run.data.y[rows], None)
+        logits = s.fed.program.network.forward(s.trained.outcomes[0].model, x).logits
+        answers = _answers_on_others(s, 0, Drawing("predicted", model="global"), 0)
+    assert _shares(answers.predicted, 10) == pytest.approx([float((logits.argmax(1) == c).double().mean()) for c in range(10)])
+    assert set(answers.y.tolist()) == {5, 6, 7, 8, 9}                     # the labels that client0 lacks
+    # shares by hand: of four answers two are class 0 and one each class 1 and 3
+    assert _shares(torch.tensor([0, 3, 0, 1]), 5) == [0.5, 0.25, 0.0, 0.25, 0.0]
+    for name, words in ((names[1], {"labels of the samples", "FedAvg", "share of the answers"}), (names[2], {"FedAvg", "probability"})):
+        assert words <= set(texts((tmp_path / "out" / name).read_text(encoding="utf-8"))), name
 
 
 def test_a_recipe_of_splits_trains_nothing(tmp_path):

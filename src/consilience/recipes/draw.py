@@ -7,25 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
-from .. import rng
 from ..data.statistics import count_labels, rows_of
 from ..errors import ConsilienceError
-from ..metrics.gather import Asked, gather
-from ..metrics.subject import Subject
 from ..report.curves import draw_curves
-from ..report.features import choose_samples, embed
 from ..report.gather import Group
 from ..runs.config import RunConfig
 from ..runs.files import write_bytes
 from ..runs.run import load_data
 from .collect import obstacle
-from .folders import known_measures, opened
+from .draw_models import map_pictures, predicted_pictures
+from .folders import known_measures
 from .format import Column, Drawing
 from .outcome import Entry, Outcome
 from .run import data_in
-from .svg import Line, Points, draw_grid, draw_lines, draw_points
+from .svg import Line, draw_grid, draw_lines
 
 FOLDER = "figures"
 SAMPLES = 500
@@ -41,11 +36,12 @@ def draw(outcome: Outcome, out: str | Path, *, data_dir: str | Path | None = Non
     scaled = f" [{outcome.label}]" if outcome.label else ""
     with data_in(data_dir):
         for number, drawing in enumerate(outcome.recipe.drawings, start=1):
-            if drawing.kind == "features" and until is not None and time.time() >= until:
-                outcome.remarks.append("No features picture: there was no time left.")
+            if drawing.kind in ("features", "predicted") and until is not None and time.time() >= until:
+                outcome.remarks.append(f"No {drawing.kind} picture: there was no time left.")
                 continue
             tell(f"drawing {drawing.kind}")
-            pictures = {"curves": _curves, "bars": _bars, "trace": _trace, "features": _features, "splits": _splits}[drawing.kind]
+            pictures = {"curves": _curves, "bars": _bars, "trace": _trace, "features": _features,
+                        "predicted": _predicted, "splits": _splits}[drawing.kind]
             try:
                 for name, svg in pictures(outcome, drawing, scaled):
                     plain = re.sub(r"[^a-z0-9]+", "-", f"{number}-{drawing.kind}-{name}".lower()).strip("-")
@@ -119,35 +115,15 @@ def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 
 def _features(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
-    """t-SNE of the features, before and after local training; colour and shape tell class and client apart."""
-    for column, own in _columns(outcome):
-        panels = []
-        for e, group in own:
-            if group.runs[0].path.is_dir():
-                panels += _panels(group.runs[0].path, e.cell.row.title, drawing)
-        if panels:
-            yield column.name, draw_points(panels, f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}")
+    return map_pictures(_columns(outcome), drawing, _heading(outcome, drawing, scaled), SAMPLES)
 
 
-def _panels(path: Path, title: str, drawing: Drawing) -> list[Points]:
-    """The features of one run, a panel for each model and moment."""
-    panels = []
-    with opened(path) as run:
-        subject, seed = Subject(run.federation, run.data), run.config.policy.seed
-        chosen = choose_samples(run.data, SAMPLES, seed)
-        kinds = ["global", "personalised"] if drawing.model == "both" and run.federation.personal else \
-            ["personalised" if drawing.model == "both" else drawing.model]
-        for kind in kinds:
-            for training in drawing.training:
-                asked = (Asked(*subject.model_of(i, kind, training), rows, i) for i, rows in chosen)
-                points = embed(gather(subject.fed, asked, "features").values, rng.key(seed, "report", "map"))
-                owner = [n for n, (_, rows) in enumerate(chosen) for _ in range(len(rows))]
-                label = [int(c) for _, rows in chosen for c in run.data.y[rows].tolist()]
-                colour, shape = (label, owner) if drawing.colour == "class" else (owner, label)
-                what = {"global": "without personal tensors", "personalised": "as served"}[kind]
-                panels.append(Points(f"{title}\n{what}, {training} local training",
-                                     [(float(x), float(y)) for x, y in np.asarray(points)], colour, shape))
-    return panels
+def _predicted(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
+    return predicted_pictures(_columns(outcome), drawing, _heading(outcome, drawing, scaled))
+
+
+def _heading(outcome: Outcome, drawing: Drawing, scaled: str) -> Callable[[Column], str]:
+    return lambda column: f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}"
 
 
 def _splits(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:

@@ -14,7 +14,7 @@ from ..runs.config import RunConfig
 KINDS = ("table", "figure")
 DEFAULT_ROUNDS = RunConfig().run.rounds
 UNITS = ("%", "")                              # "%": a fraction times 100; "": the number as it is
-DRAWINGS = ("curves", "bars", "trace", "features", "splits")
+DRAWINGS = ("curves", "bars", "trace", "features", "predicted", "splits")
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,11 @@ class Drawing:
     y: str = "personalised"                    # curves: a score of the report's curves; trace: a list of the trace
     measure: str = ""                          # trace: which measure
     colour: str = "class"                      # features: class or client
-    model: str = "personalised"                # features
+    model: str = "personalised"                # features, predicted
     training: tuple[str, ...] = ("before", "after")
+    together: str = "row"                      # features: which panels share one map: those of a row, of the figure, or each alone
+    client: str = ""                           # features, predicted: one client's model alone, by its name or as half
+    sample_class: int | None = None            # predicted: also the answer on one sample of this class
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "mean_of
 _ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
 _CELL_KEYS = ("method", "run", "score", "unavailable", "note")
 _ALSO_KEYS = ("title", "score")
-_DRAW_KEYS = ("kind", "title", "x", "y", "measure", "colour", "model", "training")
+_DRAW_KEYS = ("kind", "title", "x", "y", "measure", "colour", "model", "training", "together", "client", "sample_class")
 
 
 def recipes_folder() -> Path:
@@ -159,13 +159,16 @@ class _Reader:
         if v["kind"] == "trace":
             make_measures([v.get("measure", "")])
         for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client")),
-                           ("x", ("round", "seconds", "bytes"))):
+                           ("x", ("round", "seconds", "bytes")), ("together", ("row", "figure", "panel"))):
             if key in v:
                 _one_of(v[key], known, f"draw.{key}")
         for one in v.get("training", ()):
             _one_of(one, TRAINING, "draw.training")
+        if not isinstance(v.get("sample_class", 0), int):
+            raise ConfigError(f"'draw.sample_class' is the number of a class. Got {v['sample_class']!r} instead.")
         return Drawing(v["kind"], v.get("title", ""), v.get("x", Drawing.x), v.get("y", Drawing.y), v.get("measure", ""),
-                       v.get("colour", Drawing.colour), v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)))
+                       v.get("colour", Drawing.colour), v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)),
+                       v.get("together", Drawing.together), v.get("client", ""), v.get("sample_class"))
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 

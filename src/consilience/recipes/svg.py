@@ -99,10 +99,10 @@ def _mark(x: float, y: float, shape: int, colour: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" {fill}/>' if path is None else f'<path d="{path}" {fill}/>'
 
 
-def draw_points(panels: Sequence[Points], title: str) -> str:
-    """Panels side by side, four in a row."""
-    side, gap, top, under = 260.0, 24.0, 72.0, 54.0
-    parts = [_say(gap, 24, title, 14)]
+def draw_points(panels: Sequence[Points], title: str, caption: str = "") -> str:
+    """Panels side by side, four in a row; the caption stands under the title."""
+    side, gap, top, under = 260.0, 24.0, 88.0 if caption else 72.0, 54.0
+    parts = [_say(gap, 24, title, 14), *([_say(gap, 44, caption, 11)] if caption else [])]
     for n, panel in enumerate(panels):
         x0, y0 = gap + (n % 4) * (side + gap), top + (n // 4) * (side + under)
         above = panel.title.split("\n")
