@@ -15,9 +15,9 @@ import consilience
 from consilience import rng
 from consilience.errors import ConfigError, DataError
 from consilience.models import make
-from consilience.runs.export import export, load_exported
+from consilience.runs.export import export, load_exported, write_onnx
 from consilience.runs.reload import open_run
-from consilience.runs.use import open_finished, predict, predictions_csv, served
+from consilience.runs.use import ServedModule, open_finished, predict, predictions_csv, served
 
 
 def test_a_plain_state_dict_loads_strictly(trained, tmp_path, monkeypatch):
@@ -134,6 +134,22 @@ def test_onnx(trained, tmp_path):
     np.testing.assert_allclose(got, served(run, name).logits(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_onnx_of_a_bfloat16_run_is_float32(tmp_path):
+    """The same weights, without the rounding to eight bits: 2⁻⁸ a layer apart, three layers with weights."""
+    pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+    consilience.run("fedavg", out=tmp_path / "r", data="digits", split="iid", clients=3, model="digits_cnn", rounds=1, epochs=1, batch=64,
+                    lr=0.01, precision="bfloat16", seed=0)
+    export(tmp_path / "r", tmp_path / "m.safetensors", onnx=tmp_path / "m.onnx")
+    model = served(open_run(tmp_path / "r"))
+    x = torch.linspace(-1, 1, 3 * 64).reshape(3, 1, 8, 8)
+    got = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"input": x.numpy()})[0]
+    assert model.federation.program.network.half
+    want = model.logits(x).numpy()
+    assert not np.array_equal(got, want)
+    np.testing.assert_allclose(got, want, atol=0.05 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(("error", "said"), [(AttributeError("'Tensor' object has no attribute 'bit_length'\nmore"), "bit_length'$"),
                                              (RuntimeError("no such operator"), "no such operator"), (KeyError(), "KeyError")])
 def test_a_model_that_onnx_cannot_hold(trained, tmp_path, monkeypatch, error, said):
@@ -146,6 +162,17 @@ def test_a_model_that_onnx_cannot_hold(trained, tmp_path, monkeypatch, error, sa
     with pytest.raises(ConfigError, match=f"^This model cannot be written as ONNX: .*{said}"):
         export(trained("fedavg"), tmp_path / "m.safetensors", onnx=tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_what_onnx_has_no_operator_for(trained, tmp_path, capfd):
+    pytest.importorskip("onnx")
+
+    class Odd(ServedModule):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+    with pytest.raises(ConfigError, match=r"cannot be written as ONNX: .*bessel_j0"):
+        write_onnx(Odd(served(open_run(trained("fedavg")))), torch.zeros(2, 6), tmp_path / "m.onnx")
+    assert capfd.readouterr().out == ""                              # the graph, which the exporter prints, goes elsewhere
 
 
 def test_onnx_without_the_package_names_the_extra(trained, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import rng
 from ..core.federation import Federation
-from ..core.network import KeyedDropout
+from ..core.network import KeyedDropout, Network
 from ..core.part import Model
 from ..core.population import Population, RowTable
 from ..core.task import task_named
@@ -154,11 +156,24 @@ def write_onnx(module: ServedModule, x: Tensor, to: Path) -> None:
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")              # of numbers that are constants on purpose, and of the exporter's age
         draft = Path(place) / "model.onnx"
+        getattr(torch._C, "_jit_set_onnx_log_output_stream", str)("stderr")      # a graph that fails is printed there, not among our output
         try:                                         # exporter and checker fail with errors of many kinds
-            torch.onnx.export(module.eval(), (x.to(device),), draft, input_names=["input"], output_names=["logits"], dynamo=False,
-                              dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
+            with _in_float32(module.served.federation.program.network):
+                torch.onnx.export(module.eval(), (x.to(device),), draft, input_names=["input"], output_names=["logits"], dynamo=False,
+                                  dynamic_axes={"input": {0: "samples"}, "logits": {0: "samples"}})
             onnx.checker.check_model(str(draft))
         except Exception as error:
             said = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ConfigError(f"This model cannot be written as ONNX: {said}") from error
         write_bytes(to, draft.read_bytes())
+
+
+@contextmanager
+def _in_float32(network: Network) -> Iterator[None]:
+    """The weights are float32 whatever a run computes in, and ONNX has no operator for the way they are cast all at once."""
+    kept = network.half, network._weights
+    network.half, network._weights = False, None
+    try:
+        yield
+    finally:
+        network.half, network._weights = kept
