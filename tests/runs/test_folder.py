@@ -78,6 +78,7 @@ def test_what_is_in_it(trained):
     environment = json.loads((at / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert environment["device"]
+    assert environment["tf32"] is None                   # of a GPU only
     assert [p.name for p in sorted((at / "checkpoints").iterdir())][-1] == "round-000003"
     assert len(list((at / "checkpoints").iterdir())) <= 2
     names = open_run(at).data.clients

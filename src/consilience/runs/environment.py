@@ -34,7 +34,19 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
 
+def _tf32() -> dict[str, bool]:
+    """Whether products of float32 may be rounded to TF32: in convolutions and recurrent layers by cuDNN, and in other products."""
+    def allowed(older: Any, newer: Any) -> bool:
+        try:
+            return bool(older.allow_tf32)
+        except RuntimeError:                          # set by PyTorch's newer interface, of which the older one then says nothing
+            return bool(newer.fp32_precision == "tf32")
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {"cudnn": allowed(cudnn, getattr(cudnn, "conv", cudnn)), "matmul": allowed(matmul, matmul)}
+
+
 def describe_environment(device: torch.device) -> dict[str, Any]:
     return {"python": sys.version.split()[0], "platform": platform.platform(), "packages": {p: _version(p) for p in _PACKAGES},
             "device": str(device), "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "threads": torch.get_num_threads(), "cpus": os.cpu_count(), "git": _git_state()}
+            "tf32": _tf32() if device.type == "cuda" else None, "threads": torch.get_num_threads(), "cpus": os.cpu_count(),
+            "git": _git_state()}
