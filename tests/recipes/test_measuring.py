@@ -6,7 +6,7 @@ import importlib
 import time
 
 import pytest
-from tiny_recipe import TINY
+from tiny_recipe import TINY, entry, load_tiny
 
 from consilience.metrics.measures.local import Forgetting
 from consilience.recipes.collect import collect
@@ -26,15 +26,10 @@ DBE = Order(("dbe",), ("accuracy", "kept"), 1, 0.25)
 MDL = "mdl(points=3, seeds=2, steps=4, hidden=8)"
 
 
-def entry(outcome, row, column="kept"):
-    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-    recipe = load_recipe(folder / "tiny.toml")
+    recipe = load_tiny(folder)
     return recipe, reproduce(recipe, folder / "out", KEPT, jobs=1)
 
 
@@ -57,7 +52,7 @@ def test_a_run_is_measured_before_the_next_begins(whole, tmp_path):
     with pytest.raises(Killed):
         reproduce(whole[0], tmp_path, KEPT, jobs=1, finished=finished, watcher=ear)
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    assert entry(collect(whole[0], tmp_path / "runs", KEPT), "fedavg").values == entry(whole[1], "fedavg").values
+    assert entry(collect(whole[0], tmp_path / "runs", KEPT), "fedavg", "kept").values == entry(whole[1], "fedavg", "kept").values
     # four clients train for the measure, and each step of it can be heard
     assert ("FedAvg, accuracy, seed 0", "forgetting: local training 4 of 4") in ear.notes
 
@@ -66,7 +61,7 @@ def test_processes_measure_what_they_ran_and_say_so(whole, tmp_path):
     ear = Ear()
     outcome = reproduce(whole[0], tmp_path, KEPT, jobs=2, watcher=ear)
     for row in ("fedavg", "dbe"):
-        assert entry(outcome, row).values == entry(whole[1], row).values
+        assert entry(outcome, row, "kept").values == entry(whole[1], row, "kept").values
     assert {label for label, _ in ear.notes} <= {"FedAvg, accuracy, seed 0", "FedAvg+DBE, accuracy, seed 0"}
     assert any(note for _, note in ear.notes)                     # looked at four times a second, so which ones is chance
 
@@ -90,19 +85,19 @@ def test_a_measure_for_which_time_is_up_is_left_for_the_next_command(whole, tmp_
     limit = _stop_after(monkeypatch, measure_module, 2)
     cut = reproduce(whole[0], tmp_path, DBE, jobs=1, until=limit)
     monkeypatch.undo()
-    assert entry(cut, "dbe").states == {0: "not measured"}
-    assert entry(cut, "dbe").state == "not measured"
+    assert entry(cut, "dbe", "kept").states == {0: "not measured"}
+    assert entry(cut, "dbe", "kept").state == "not measured"
     assert "not measured" in cut.table().plain()
     assert entry(cut, "dbe", "accuracy").values == entry(whole[1], "dbe", "accuracy").values
     monkeypatch.setattr(many, "run_config", None)                 # nothing is trained again
     after = reproduce(whole[0], tmp_path, DBE, jobs=1)
-    assert entry(after, "dbe").values == entry(whole[1], "dbe").values
-    assert entry(after, "dbe").states == {0: "done"}
+    assert entry(after, "dbe", "kept").values == entry(whole[1], "dbe", "kept").values
+    assert entry(after, "dbe", "kept").states == {0: "done"}
 
 
 def test_a_long_measure_goes_on_where_it_was_stopped(whole, monkeypatch):
     """Six probes of four steps; the clock is looked at once at the start, once when models were asked, and after every probe."""
-    folder = entry(whole[1], "fedavg").runs[0].path
+    folder = entry(whole[1], "fedavg", "kept").runs[0].path
     failed: dict[str, str] = {}
     take_measures(folder, [MDL], failed)
     undisturbed = read_json(folder / MEASURES)
@@ -129,16 +124,16 @@ def test_a_measure_that_fails_loses_neither_the_run_nor_the_others(whole, tmp_pa
     (tmp_path / "two.toml").write_text(TINY + '[columns.far]\ntitle = "far"\nunit = ""\n'
                                        'score = { measure = "drift", value = "whole.absolute" }\n', encoding="utf-8")
     outcome = reproduce(load_recipe(tmp_path / "two.toml"), tmp_path, Order(("dbe",), ("accuracy", "kept", "far"), 1, 0.25), jobs=1)
-    assert entry(outcome, "dbe").states == {0: "failed: RuntimeError: out of memory"}
+    assert entry(outcome, "dbe", "kept").states == {0: "failed: RuntimeError: out of memory"}
     assert entry(outcome, "dbe", "accuracy").states == {0: "done"}
     assert entry(outcome, "dbe", "accuracy").values == entry(whole[1], "dbe", "accuracy").values
     assert entry(outcome, "dbe", "far").values[0] > 0
     monkeypatch.undo()
-    folder = entry(outcome, "dbe").runs[0].path
+    folder = entry(outcome, "dbe", "kept").runs[0].path
     for checkpoint in sorted((folder / "checkpoints").glob("*/state.safetensors")):
         checkpoint.unlink()                                       # as in an archive without tensors
     after = reproduce(whole[0], tmp_path, DBE, jobs=1)
-    assert entry(after, "dbe").states[0].startswith("failed: No checkpoint")
+    assert entry(after, "dbe", "kept").states[0].startswith("failed: No checkpoint")
     assert entry(after, "dbe", "accuracy").states == {0: "done"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiny_recipe import entry
 
 from consilience.errors import ConfigError
 from consilience.recipes.load import load_recipe
@@ -48,10 +49,6 @@ def outcome(tmp_path_factory):
     folder = tmp_path_factory.mktemp("references")
     (folder / "mine.toml").write_text(REFERENCES, encoding="utf-8")
     return reproduce(load_recipe(folder / "mine.toml"), folder / "out", jobs=1)
-
-
-def entry(outcome, row, column):
-    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
 
 
 def test_a_client_that_is_left_out_is_scored(outcome):

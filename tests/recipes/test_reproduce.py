@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from tiny_recipe import TINY
+from tiny_recipe import TINY, entry, load_tiny
 
 from consilience.errors import ConfigError
 from consilience.recipes.folders import cell_values, essence, run_folder
@@ -23,16 +23,11 @@ from consilience.runs.result import headline
 def done(tmp_path_factory):
     """The recipe, run with one seed and half of the rounds."""
     folder = tmp_path_factory.mktemp("recipe")
-    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-    recipe = load_recipe(folder / "tiny.toml")
+    recipe = load_tiny(folder)
     outcome = reproduce(recipe, folder / "out", Order(seeds=1, scale=0.5), jobs=1)
     write_outcome(outcome, folder / "out")
     write_html(outcome, folder / "out")
     return recipe, outcome, folder / "out"
-
-
-def entry(outcome, row, column):
-    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
 
 
 def test_cells_that_differ_in_scoring_alone_share_a_run(done):

@@ -8,7 +8,7 @@ import tarfile
 import time
 
 import pytest
-from tiny_recipe import TINY
+from tiny_recipe import TINY, entry, load_tiny
 
 from consilience.errors import ConfigError
 from consilience.recipes.collect import collect
@@ -25,16 +25,11 @@ run_module = importlib.import_module("consilience.runs.run")
 HALF = Order((), ("accuracy",), 1, 0.5)
 
 
-def entry(outcome, row, column="accuracy"):
-    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Both rows with one seed and half of the rounds, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-    recipe = load_recipe(folder / "tiny.toml")
+    recipe = load_tiny(folder)
     return recipe, reproduce(recipe, folder / "out", HALF, jobs=1), folder / "out"
 
 
@@ -71,7 +66,7 @@ def test_several_recipes_share_runs_and_one_seed_of_all_comes_first(tiny, tmp_pa
     assert all("paper" in line and " s" in line for line in told)
     # a run that two recipes share is told to both, and each hears what it has by then
     assert heard[:3] == [("tiny", 1), ("other", 1), ("other", 2)]
-    assert entry(outcomes[0], "dbe").values == entry(outcomes[1], "dbe").values
+    assert entry(outcomes[0], "dbe", "accuracy").values == entry(outcomes[1], "dbe", "accuracy").values
 
 
 def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_path, monkeypatch):
@@ -92,7 +87,7 @@ def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_pa
                                                                                       made.append(1) if record["round"] else None))
     cut = reproduce(recipe, tmp_path, Order(("dbe",), ("accuracy",), 1, 0.5), jobs=1, until=limit)
     monkeypatch.undo()
-    e = entry(cut, "dbe")
+    e = entry(cut, "dbe", "accuracy")
     assert (e.state, e.values, e.difference) == ("round 1 of 2", {}, None)
     assert e.partial[0] > 0
     assert "at round 1 of 2" in cut.table().plain()
@@ -101,9 +96,9 @@ def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_pa
     assert [p.name for p in (folder / "checkpoints").iterdir()][-1] == "round-000001"
     assert not (folder / "done").exists()
     late = reproduce(recipe, tmp_path, HALF, jobs=1, until=time.time() - 1)
-    assert entry(late, "fedavg").state == "not run"                            # nothing is begun after the end
+    assert entry(late, "fedavg", "accuracy").state == "not run"                            # nothing is begun after the end
     after = reproduce(recipe, tmp_path, Order(("dbe",), ("accuracy",), 1, 0.5), jobs=1)
-    assert entry(after, "dbe").values == entry(undisturbed, "dbe").values
+    assert entry(after, "dbe", "accuracy").values == entry(undisturbed, "dbe", "accuracy").values
 
 
 def test_what_is_there_is_written_down_before_the_next_run_ends(whole, tmp_path):
@@ -116,13 +111,13 @@ def test_what_is_there_is_written_down_before_the_next_run_ends(whole, tmp_path)
     seen = []
 
     def finished(piece, outcome):
-        seen.append(entry(outcome, "fedavg").values)
+        seen.append(entry(outcome, "fedavg", "accuracy").values)
         raise Killed
     with pytest.raises(Killed):
         reproduce(recipe, tmp_path, HALF, jobs=1, finished=finished)
     assert len(seen) == 1
     assert seen[0]
-    assert entry(collect(recipe, tmp_path / "runs", HALF), "dbe").state == "not run"
+    assert entry(collect(recipe, tmp_path / "runs", HALF), "dbe", "accuracy").state == "not run"
 
 
 def test_runs_come_together_from_an_archive_and_go_on(whole, tmp_path):
@@ -139,8 +134,8 @@ def test_runs_come_together_from_an_archive_and_go_on(whole, tmp_path):
     here = tmp_path / "here"
     assert len(merge_runs([tmp_path / "back.tar.gz"], here / "runs")) == 2
     half = reproduce(recipe, here, HALF, train=False)
-    assert entry(half, "fedavg").values == entry(undisturbed, "fedavg").values
-    assert entry(half, "dbe").state == "round 1 of 2"
+    assert entry(half, "fedavg", "accuracy").values == entry(undisturbed, "fedavg", "accuracy").values
+    assert entry(half, "dbe", "accuracy").state == "round 1 of 2"
     after = reproduce(recipe, here, HALF, jobs=1)
     assert after.document()["cells"] == undisturbed.document()["cells"]
     assert merge_runs([tmp_path / "back.tar.gz"], here / "runs") == []         # what has come further stays
@@ -165,7 +160,7 @@ def test_a_run_begun_on_a_gpu_goes_on_without_one(whole, tmp_path):
     for checkpoint in (folder / "checkpoints").iterdir():
         shutil.rmtree(checkpoint)
     after = reproduce(recipe, tmp_path, Order(("fedavg",), ("accuracy",), 1, 0.5), jobs=1)
-    assert entry(after, "fedavg").values == entry(undisturbed, "fedavg").values
+    assert entry(after, "fedavg", "accuracy").values == entry(undisturbed, "fedavg", "accuracy").values
 
 
 def test_records_as_csv_give_the_same_table(whole, tmp_path):
@@ -173,9 +168,10 @@ def test_records_as_csv_give_the_same_table(whole, tmp_path):
     page = write_results(undisturbed, HALF, tmp_path)
     again = collect(recipe, tmp_path / "records", HALF)
     for row in ("fedavg", "dbe"):
-        assert entry(again, row).values[0] == pytest.approx(entry(undisturbed, row).values[0], abs=1e-3)    # six digits are kept
-        assert entry(again, row).also == {"last round": {0: pytest.approx(entry(undisturbed, row).also["last round"][0], abs=1e-3)}}
-    folder = entry(undisturbed, "dbe").runs[0].path
+        kept, made = entry(again, row, "accuracy"), entry(undisturbed, row, "accuracy")
+        assert kept.values[0] == pytest.approx(made.values[0], abs=1e-3)                        # six digits are kept
+        assert kept.also == {"last round": {0: pytest.approx(made.also["last round"][0], abs=1e-3)}}
+    folder = entry(undisturbed, "dbe", "accuracy").runs[0].path
     kept = stored_run(tmp_path / "records" / folder.name, cell_values(recipe.select(["dbe"], ["accuracy"])[0], 0, scale=0.5))
     records = read_records(folder / "records.jsonl")
     assert [r["round"] for r in kept.records] == [r["round"] for r in records]
@@ -213,7 +209,7 @@ def test_records_that_went_further_are_not_replaced(whole, tmp_path):
     (cut / "done").unlink()
     (cut / "records.jsonl").write_text((cut / "records.jsonl").read_text().splitlines(keepends=True)[0])
     write_results(collect(recipe, tmp_path / "runs", HALF), HALF, tmp_path / "results")
-    assert entry(collect(recipe, tmp_path / "results" / "records", HALF), "dbe").state == ""        # still the whole run
+    assert entry(collect(recipe, tmp_path / "results" / "records", HALF), "dbe", "accuracy").state == ""        # still the whole run
 
 
 def test_runs_kept_as_records_alone_are_not_made_again(whole, tmp_path):
@@ -222,10 +218,10 @@ def test_runs_kept_as_records_alone_are_not_made_again(whole, tmp_path):
     write_results(undisturbed, HALF, tmp_path)
     runs, told = tmp_path / "records", list[str]()
     after = reproduce(recipe, tmp_path / "out", Order(("dbe",), ("accuracy",), 2, 0.5), runs=runs, jobs=1, tell=told.append)
-    assert [p.name for p in runs.iterdir() if p.is_dir()] == [entry(after, "dbe").runs[1].path.name]
+    assert [p.name for p in runs.iterdir() if p.is_dir()] == [entry(after, "dbe", "accuracy").runs[1].path.name]
     assert [line.partition(":")[0] for line in told] == ["FedAvg+DBE, accuracy, seed 1"]
-    assert entry(after, "dbe").values[0] == pytest.approx(entry(undisturbed, "dbe").values[0], abs=1e-3)
-    assert len(entry(after, "dbe").values) == 2
+    assert entry(after, "dbe", "accuracy").values[0] == pytest.approx(entry(undisturbed, "dbe", "accuracy").values[0], abs=1e-3)
+    assert len(entry(after, "dbe", "accuracy").values) == 2
     measured = reproduce(recipe, tmp_path / "out", Order(("dbe",), ("kept",), 1, 0.5), runs=runs, jobs=1)
     assert entry(measured, "dbe", "kept").values.keys() == {0}
-    assert entry(measured, "dbe").values[0] == entry(undisturbed, "dbe").values[0]              # from the folder now, all digits
+    assert entry(measured, "dbe", "accuracy").values[0] == entry(undisturbed, "dbe", "accuracy").values[0]      # from the folder now, all digits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_recipe import TINY
+from tiny_recipe import TINY, load_tiny
 
 from consilience.errors import ConfigError
 from consilience.recipes.collect import collect
@@ -54,8 +54,7 @@ def test_the_sentence_says_what_is_scored():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
-    (folder / "tiny.toml").write_text(MEASURED, encoding="utf-8")
-    recipe = load_recipe(folder / "tiny.toml")
+    recipe = load_tiny(folder, MEASURED)
     order = Order(("fedavg",), (), 1)
     return recipe, order, reproduce(recipe, folder / "out", order, jobs=1)
 

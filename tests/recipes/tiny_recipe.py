@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from consilience.recipes.format import Recipe
+from consilience.recipes.load import load_recipe
+
 TINY = """
 title = "Two methods on digits"
 seeds = 2
@@ -47,3 +53,14 @@ title = "A method to come"
 awaits = "nothing_of_this_name"
 paper = { accuracy = 80, kept = "-" }
 """
+
+
+def load_tiny(folder: Path, text: str = TINY) -> Recipe:
+    """The recipe, written to a file of the folder and read."""
+    (folder / "tiny.toml").write_text(text, encoding="utf-8")
+    return load_recipe(folder / "tiny.toml")
+
+
+def entry(outcome: Any, row: str, column: str) -> Any:
+    """What came out for one cell."""
+    return next(e for e in outcome.entries if (e.cell.row.name, e.cell.column.name) == (row, column))
