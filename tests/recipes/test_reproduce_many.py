@@ -224,4 +224,4 @@ def test_runs_kept_as_records_alone_are_not_made_again(whole, tmp_path):
     assert len(entry(after, "dbe", "accuracy").values) == 2
     measured = reproduce(recipe, tmp_path / "out", Order(("dbe",), ("kept",), 1, 0.5), runs=runs, jobs=1)
     assert entry(measured, "dbe", "kept").values.keys() == {0}
-    assert entry(measured, "dbe", "accuracy").values[0] == entry(undisturbed, "dbe", "accuracy").values[0]      # from the folder now, all digits
+    assert entry(measured, "dbe", "accuracy").values[0] == entry(undisturbed, "dbe", "accuracy").values[0]     # from the folder, all digits
