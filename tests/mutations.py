@@ -137,9 +137,9 @@ MUTATIONS = (
              f"{RULES}::test_a_global_model_without_statistics_is_not_scored"),
     Mutation("FedBN sends scales", "parts/bn.py", "return key not in spec.norm",
              'return key not in spec.norm or key in spec.model["params"]', f"{COMPOSED}::test_fedbn_is_the_policy_local"),
-    Mutation("running statistics overshoot their average", "core/federation.py",
-             '"buffers": {**self.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}',
-             '"buffers": {**self.model["buffers"], **{k: b + 1.9 * moved[k] for k, b in floats.items()}',
+    Mutation("running statistics overshoot their average", "core/aggregate.py",
+             '"buffers": {**fed.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}',
+             '"buffers": {**fed.model["buffers"], **{k: b + 1.9 * moved[k] for k, b in floats.items()}',
              f"{REFERENCE}::test_fedavg_with_momentum_decay_and_batchnorm"),
     # building, presets, policies, declared state
     Mutation("initial values depend on the stack", "core/assemble.py", 'rng.key(policy.seed, "build", part.name)',

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import rng, tree
-from ..errors import ConfigError, DataError, NonFiniteError
+from ..errors import ConfigError, DataError
 from ..tree import Flat, Tree
+from .aggregate import new_model
 from .assemble import assemble
 from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
@@ -26,7 +27,7 @@ from .part import Model, Part
 from .policy import Policy
 from .population import Population
 from .samples import Samples, Schedule
-from .server import ServerView, merge_counters, reduce_uploads, weighted_change
+from .server import ServerView, reduce_uploads
 from .slot import Slot
 from .step import Pass, Step
 from .store import ClientStore, MemoryStore, StoreFactory
@@ -193,7 +194,7 @@ class Federation:
                           self.spec, self.model, rng.key(self.policy.seed, part.name, "server", stage, self.round_number),
                           self.shares(ids), secret=self.secret, apply=self.program.network.apply, **more)
 
-    def _store(self, home: str, part: Part, new: Tree) -> None:
+    def keep(self, home: str, part: Part, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
         declared: Tree = getattr(self, home)
         old, now = dict(tree.paths(declared.get(part.name, {}))), dict(tree.paths(new))
@@ -213,8 +214,8 @@ class Federation:
             reduced = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
         if self.method.has(part, "server"):
             shared, server = part.server(self.serve(part, stage, ids, reduced=reduced, models=models))
-            self._store("shared", part, shared)
-            self._store("server", part, server)
+            self.keep("shared", part, shared)
+            self.keep("server", part, server)
         return reduced
 
     def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None, silent: frozenset[int] = frozenset()) -> int:
@@ -347,45 +348,20 @@ class Federation:
             report.releases["finish"] = ids
         if report.exchanged:
             report.bytes_up += len(ids) * tree.count_bytes(tree.pick(self._flat(), self.moving))
-            self._aggregate(ids, models, [done[i].model["buffers"] for i in ids], reduced)
+            self.model = new_model(self, ids, models, [done[i].model["buffers"] for i in ids], reduced)
+            self.last_exchange = self.round_number
         for i in ids:
             self.clients.put(i, replace(done[i].state, seen=heard))
         for i in report.lost:                                   # it had received the model before it failed
             self.clients.put(i, replace(self.client(i), seen=heard))
         return report
 
-    def _aggregate(self, ids: list[int], models: list[Flat], all_buffers: list[Flat], reduced: dict[str, Tree]) -> None:
-        """New model = w + Σ p_k (w_k − w), with the parts' say in the weights and in the change."""
-        p = self.shares(ids)
-        for part in self.method.using("weights"):
-            p = part.weights(self.serve(part, "weights", ids, reduced=reduced.get(part.name, {})), p)
-        params = {k: w for k, w in self.model["params"].items() if k in self.spec.shared}
-        change = weighted_change(params, models, p)
-        for guard in self.method.using("publish"):
-            moved = guard.publish(self.serve(guard, "model", ids), "", tree.pick(change, [k for k in self.moving if k in change]), {})
-            change = {**change, **moved}
-        for part in self.method.using("aggregate"):
-            change, server = part.aggregate(self.serve(part, "aggregate", ids, reduced=reduced.get(part.name, {})), change)
-            self._store("server", part, server)
-        buffers = {k: b for k, b in self.model["buffers"].items() if k in self.spec.shared}
-        floats = {k: b for k, b in buffers.items() if b.is_floating_point()}
-        moved = weighted_change(floats, all_buffers, self.shares(ids))      # statistics are averaged by the run's policy
-        counters = {k: merge_counters([b[k] for b in all_buffers]) for k in buffers if k not in floats}
-        # `out` keeps the strides: a plain sum forgets channels_last where there is one channel, and the next kernel would be another
-        model = {"params": {**self.model["params"], **{k: torch.add(w, change[k], out=torch.empty_like(w)) for k, w in params.items()}},
-                 "buffers": {**self.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}, **counters}}
-        if not bool(tree.all_finite(model)):
-            names = ", ".join(q.name for q in self.method.using("aggregate")) or "the average"
-            raise NonFiniteError(f"Round {self.round_number}: the new global model is not finite after aggregation ({names}). "
-                                 "Use a smaller learning rate.")
-        self.model, self.last_exchange = model, self.round_number
-
     def _accounted(self, report: RoundReport) -> RoundReport:
         """The report with what parts say that all uploads so far may have told."""
         asked = [i for i in report.cohort if i not in report.idle]          # also those whose answers were not used
         for part in self.method.using("account"):
             report.privacy, server = part.account(self.serve(part, "account", asked), report.releases)
-            self._store("server", part, server)
+            self.keep("server", part, server)
         return report
 
     def _flat(self) -> Flat:
