@@ -1,5 +1,6 @@
 """Consilience: federated learning for data that differs from client to client."""
 
+from . import cuda_start as cuda_start  # first: any other module may start CUDA
 from . import tree
 from .core.part import Part
 from .errors import ConfigError, ConsilienceError, DataError, NonFiniteError, RefusedCombination

@@ -9,7 +9,6 @@ data that already lie on the GPU, by a step counter on the device. Scoring and s
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import warnings
 from collections import deque
@@ -17,11 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-# Streams must not share hardware queues, and cuBLAS must use one workspace per stream to be repeatable. Both are read
-# when CUDA starts, so they are set on import.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from ..core.federation import Federation
+from ..cuda_start import QUEUES, queues_of_each
 from ..data import FederatedData
 from ..data.directory import VARIABLE
 from ..engines.workers import one_thread
@@ -170,7 +171,8 @@ class _Runs:
         rounds = context.RawArray("q", [-1] * len(self.jobs))          # written by the workers, read here
         notes = context.RawArray("c", NOTE * len(self.jobs))
         before = set(active_children())
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(rounds, notes))
+        start = rounds, notes, queues_of_each(workers)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=start)
         running: dict[Future[tuple[Outcome, list[str]]], int] = {}
         try:
             for i in left:
@@ -255,8 +257,10 @@ def _data_of(config: RunConfig) -> FederatedData:
 _SHARED: list[Any] = []                            # rounds and notes, read by the parent
 
 
-def _start_worker(rounds: Any, notes: Any) -> None:
+def _start_worker(rounds: Any, notes: Any, queues: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)            # Ctrl-C is the parent's to handle
+    if queues is not None:
+        os.environ[QUEUES] = str(queues)                    # CUDA has not started here yet
     torch.set_num_threads(1)
     _SHARED[:] = [rounds, notes]
     threading.Thread(target=_end_with_parent, daemon=True).start()
