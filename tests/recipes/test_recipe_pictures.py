@@ -26,6 +26,11 @@ def texts(svg: str) -> list[str]:
     return [t.text or "" for t in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
+def below_title(svg: str) -> list[str]:
+    """A title is written larger than everything else, in as many lines as it needs."""
+    return [t.text or "" for t in ET.fromstring(svg).iter(f"{SVG}text") if t.get("font-size") != "14"]
+
+
 def test_lines_break_at_gaps_and_escape_their_words():
     svg = draw_lines([Line("a < b & c", [1, 2, 3, 4], [0.1, None, 0.3, 0.4])], "A <title>", "round", "accuracy")
     assert "a < b & c" in texts(svg)
@@ -59,6 +64,23 @@ def test_points_in_panels():
     assert len(list(ET.fromstring(svg).iter(f"{SVG}path"))) == 1
 
 
+LONG = "Features by t-SNE (colour: class, shape: client), CIFAR-10 [SCALED DOWN: a tenth of rounds, so these are not the table's numbers]"
+
+
+@pytest.mark.parametrize("draw_it", [
+    lambda title: draw_points([Points("one", [(0.5, 0.5)], [0])], title, title),
+    lambda title: draw_lines([Line("a", [0, 1], [0.0, 1.0])], f"{title} {title}", "x", "y"),
+    lambda title: draw_grid([[4, 0], [1, 4]], title)])
+def test_long_titles_stand_inside_the_picture_and_above_its_frame(draw_it):
+    picture = ET.fromstring(draw_it(LONG))
+    words = [w for w in picture.iter(f"{SVG}text") if len(w.text or "") > 9]
+    assert " ".join(w.text for w in words).startswith(LONG)
+    # a letter is taken to be half as wide as it is high, which holds for sans-serif letters on average
+    assert max(float(w.get("x")) + len(w.text) * float(w.get("font-size")) / 2 for w in words) <= float(picture.get("width"))
+    frame = next(r for r in picture.iter(f"{SVG}rect") if r.get("fill") == "none")
+    assert max(float(w.get("y")) for w in words) < float(frame.get("y"))
+
+
 def test_pictures_of_a_recipe(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("consilience.recipes.draw.SAMPLES", 40)
     more = "".join(f"\n[[draw]]\nkind = \"{kind}\"\n{rest}" for kind, rest in (
@@ -76,7 +98,7 @@ def test_pictures_of_a_recipe(tiny, tmp_path, monkeypatch):
         assert ("SCALED DOWN" in svg) == ("splits" not in name), name
     curves = written[names[0]]
     assert {"FedAvg", "FedAvg+DBE"} <= set(texts(curves))
-    caption, *panels = texts(written[names[3]])[1:]
+    caption, *panels = below_title(written[names[3]])
     assert caption == "One t-SNE for: FedAvg, 1 panel, 40 points; FedAvg+DBE, 2 panels, 80 points."
     assert panels == ["FedAvg", "as served, before local training", "FedAvg+DBE", "without personal tensors, before local training",
                       "FedAvg+DBE", "as served, before local training"]
@@ -121,8 +143,8 @@ def test_one_client_s_model_on_its_own_and_on_the_others_samples(tiny, tmp_path,
     outcome = reproduce(load_recipe(tiny), tmp_path / "out", Order(("fedavg",), ("accuracy",), 1, 0.5), jobs=1)
     names = draw(outcome, tmp_path / "out")
     assert names == ["figures/1-features-accuracy.svg", "figures/2-predicted-accuracy-all.svg", "figures/2-predicted-accuracy-one.svg"]
-    said = texts((tmp_path / "out" / names[0]).read_text(encoding="utf-8"))
-    assert said[1:] == ["One t-SNE for: FedAvg, 3 panels, 60 points.", "FedAvg", "the model client0 received, on its own samples",
+    said = below_title((tmp_path / "out" / names[0]).read_text(encoding="utf-8"))
+    assert said == ["One t-SNE for: FedAvg, 3 panels, 60 points.", "FedAvg", "the model client0 received, on its own samples",
                         "FedAvg", "the model client0 trained, on its own samples",
                         "FedAvg", "the model client0 trained, on the others' samples"]
     with opened(next(iter(outcome.entries[0].runs.values())).path) as run:

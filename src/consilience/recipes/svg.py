@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -41,6 +42,15 @@ def _say(x: float, y: float, text: str, size: int = 12, anchor: str = "start", t
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" {_FONT}{rotate}>{escape(text)}</text>'
 
 
+def _heading(x: float, width: float, title: str, caption: str = "") -> tuple[list[str], float]:
+    """Title and caption, broken into lines that fit, and how far those beyond the first push down what stands below."""
+    lines, small = textwrap.wrap(title, max(20, int(width / 7.5))), textwrap.wrap(caption, max(25, int(width / 6)))
+    down = 18.0 * max(0, len(lines) - 1)
+    parts = [_say(x, 24 + 18 * i, line, 14) for i, line in enumerate(lines)]
+    parts += [_say(x, 44 + down + 14 * i, line, 11) for i, line in enumerate(small)]
+    return parts, down + 14.0 * max(0, len(small) - 1)
+
+
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers between the ends."""
     raw = (high - low) / 5 or 1.0
@@ -62,11 +72,13 @@ def draw_lines(lines: Sequence[Line], title: str, x_label: str, y_label: str, na
     (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*known))
     x1, pad = (x1 if x1 > x0 else x0 + 1), ((y1 - y0) or abs(y1) or 1.0) * 0.05
     y0, y1 = y0 - pad, y1 + pad
-    left, top, width, height = 70.0, 40.0, 560.0, 320.0
     right = 20 + max((7 * len(line.label) for line in lines), default=0)
+    left, width, height = 70.0, 560.0, 320.0
+    parts, down = _heading(left, width + 33 + right, title)
+    top = 40.0 + down
     px = lambda x: left + (x - x0) / (x1 - x0) * width
     py = lambda y: top + height - (y - y0) / (y1 - y0) * height
-    parts = [_say(left, 24, title, 14), f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>']
+    parts += [f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>']
     for tick in _ticks(y0, y1):
         parts += [f'<line x1="{left}" x2="{left + width}" y1="{py(tick):.1f}" y2="{py(tick):.1f}" stroke="#eee"/>',
                   _say(left - 6, py(tick) + 4, f"{tick:g}", 11, "end")]
@@ -101,8 +113,9 @@ def _mark(x: float, y: float, shape: int, colour: str) -> str:
 
 def draw_points(panels: Sequence[Points], title: str, caption: str = "") -> str:
     """Panels side by side, four in a row; the caption stands under the title."""
-    side, gap, top, under = 260.0, 24.0, 88.0 if caption else 72.0, 54.0
-    parts = [_say(gap, 24, title, 14), *([_say(gap, 44, caption, 11)] if caption else [])]
+    side, gap, under, across = 260.0, 24.0, 54.0, min(len(panels), 4)
+    parts, down = _heading(gap, across * (side + gap) - gap, title, caption)
+    top = (88.0 if caption else 72.0) + down
     for n, panel in enumerate(panels):
         x0, y0 = gap + (n % 4) * (side + gap), top + (n // 4) * (side + under)
         above = panel.title.split("\n")
@@ -111,7 +124,6 @@ def draw_points(panels: Sequence[Points], title: str, caption: str = "") -> str:
         shapes = panel.shape or [0] * len(panel.at)
         parts += [_mark(x0 + 8 + x * (side - 16), y0 + 8 + (1 - y) * (side - 16), s, _colour(c))
                   for (x, y), c, s in zip(panel.at, panel.colour, shapes)]
-    across = min(len(panels), 4)
     return _page(gap + across * (side + gap), top + math.ceil(len(panels) / 4) * (side + under), parts)
 
 
@@ -119,12 +131,14 @@ def draw_grid(counts: Sequence[Sequence[int]], title: str, x_label: str = "clien
     """Circles whose area is a count: clients across, classes up."""
     clients, classes = len(counts), max((len(row) for row in counts), default=0)
     cell = max(4.0, min(24.0, 700.0 / max(clients, classes, 1)))
-    left, top, most = 60.0, 40.0, max((c for row in counts for c in row), default=1) or 1
-    parts = [_say(left, 24, title, 14), _say(left + clients * cell / 2, top + classes * cell + 20, x_label, 12, "middle"),
+    left, most, wide = 60.0, max((c for row in counts for c in row), default=1) or 1, max(clients * cell, 400.0)
+    parts, down = _heading(left, wide, title)
+    top = 40.0 + down
+    parts += [_say(left + clients * cell / 2, top + classes * cell + 20, x_label, 12, "middle"),
              _say(24, top + classes * cell / 2, y_label, 12, "middle", True),
              f'<rect x="{left}" y="{top}" width="{clients * cell:g}" height="{classes * cell:g}" fill="none" stroke="#999"/>']
     for i, row in enumerate(counts):
         parts += [f'<circle cx="{left + (i + 0.5) * cell:.1f}" cy="{top + (classes - 0.5 - c) * cell:.1f}" '
                   f'r="{max(0.4, 0.5 * cell * math.sqrt(n / most)):.2f}" fill="{COLOURS[0]}" fill-opacity="0.85"/>'
                   for c, n in enumerate(row) if n]
-    return _page(max(left + clients * cell + 20, left + 7.5 * len(title)), top + classes * cell + 40, parts)
+    return _page(left + wide + 20, top + classes * cell + 40, parts)
