@@ -2,6 +2,8 @@
 
     python benchmarks/slots.py [cnn vgg11 resnet18] [--methods] [--rounds 3]
 
+`training` beside a rate counts the seconds of the rounds alone, without evaluation: what a loop of steps is compared with.
+
 The plain loop: a DataLoader per client over tensors on the host, `.to(device)`, module, cross-entropy, SGD; clients one after another;
 the model averaged and scored on all test samples after every round. The product does the same rounds in the slots engine. Rates are
 client-steps per second of whole rounds, after a warm-up; ratios are product over plain loop.
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,24 +82,34 @@ def plain(w: dict, rounds: int) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None = None, **policy: object) -> tuple[float, list[str]]:
-    """Client-steps per second of the slots engine, and what it noted."""
+class Rates(NamedTuple):
+    """Client-steps per second of whole rounds with their evaluation, and of the rounds' own seconds; what the engine noted."""
+
+    whole: float
+    training: float
+    notes: list[str]
+
+
+def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None = None, **policy: object) -> Rates:
+    """The slots engine."""
     data = population(w)
     built = make(w["model"], sample=w["sample"], classes=10, key=rng.key(0, "model"))
     fed = Federation(built.module, built.layout, parse_stack(method, settings).method(), data,
                      Policy(lr=w["lr"], batch=w["batch"], weights="uniform", eval_batch=1000, **policy), Slots, "cuda")
     test = [torch.arange(5000)]
-    for _ in range(2):
-        fed.round()
-        (score_personal if fed.personal else score_global)(fed, test, ["test"])
-    torch.cuda.synchronize()
-    start, steps = time.perf_counter(), 0
-    for _ in range(rounds):
-        fed.round()
-        steps += w["clients"] * (w["samples"] // w["batch"])
-        (score_personal if fed.personal else score_global)(fed, test, ["test"])
-    torch.cuda.synchronize()
-    return steps / (time.perf_counter() - start), fed.engine.notes
+    seconds = {"training": 0.0, "scoring": 0.0}
+    for number in range(rounds + 2):                  # the first two capture and warm up
+        for what in seconds:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            if what == "training":
+                fed.round()
+            else:
+                (score_personal if fed.personal else score_global)(fed, test, ["test"])
+            torch.cuda.synchronize()
+            seconds[what] += time.perf_counter() - start if number >= 2 else 0.0
+    steps = rounds * w["clients"] * (w["samples"] // w["batch"])
+    return Rates(steps / sum(seconds.values()), steps / seconds["training"], fed.engine.notes)
 
 
 def main() -> None:
@@ -106,25 +119,24 @@ def main() -> None:
     args.add_argument("--rounds", type=int, default=3)
     given = args.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    out: dict[str, object] = {}
+    out: dict[str, dict] = {}
     for name in [n for n in given.work if n != "none"]:
         w = WORK[name]
         bare = plain(w, 1)
-        rate, notes = product(w, given.rounds)
-        line = {"plain": round(bare), "slots float32": round(rate), "ratio": round(rate / bare, 1)}
-        if name != "cnn":
-            fast, _ = product(w, given.rounds, precision="bfloat16", layout="channels_last")
-            last, _ = product(w, given.rounds, layout="channels_last")
-            line |= {"slots channels_last": round(last), "slots bf16 + channels_last": round(fast), "ratio bf16": round(fast / bare, 1)}
-        out[name] = line
-        print(name, line, *notes, flush=True)
+        kinds = {"float32": {}} if name == "cnn" else {"float32": {}, "channels_last": {"layout": "channels_last"},
+                                                       "bf16 + channels_last": {"precision": "bfloat16", "layout": "channels_last"}}
+        out[name] = {"plain": round(bare)}
+        for kind, policy in kinds.items():
+            rates = product(w, given.rounds, **policy)
+            out[name][kind] = {"rate": round(rates.whole), "times plain": round(rates.whole / bare, 1), "training": round(rates.training)}
+            print(name, f"plain {bare:.0f}", kind, out[name][kind], *rates.notes, flush=True)
     if given.methods:
         base = None
         for method, settings in METHODS.items():
-            rate, notes = product(WORK["cnn"], given.rounds, method, settings)
-            base = base or rate
-            out[method] = {"rate": round(rate), "times fedavg": round(base / rate, 2), "passes": round(PASSES[method] / 3, 2)}
-            print(method, out[method], *notes, flush=True)
+            rates = product(WORK["cnn"], given.rounds, method, settings)
+            base = base or rates.whole
+            out[method] = {"rate": round(rates.whole), "times fedavg": round(base / rates.whole, 2), "passes": round(PASSES[method] / 3, 2)}
+            print(method, out[method], *rates.notes, flush=True)
     if os.environ.get("OUT"):
         with open(os.path.join(os.environ["OUT"], "slots.json"), "w") as file:
             json.dump(out, file, indent=1)
