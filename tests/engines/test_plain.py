@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from consilience import rng
+from consilience import memory, rng
 from consilience.core.client import ClientState, Outcome, train_client
 from consilience.engines import Sequential, _wire
 from consilience.engines._parcel import Reader, Region
@@ -90,6 +91,16 @@ def test_errors_keep_their_class_where_it_is_known():
     assert rebuild_error(["subprocess", "Popen", ["true"]]) is None          # no exception
     assert rebuild_error(["os", "system", ["true"]]) is None
     assert encode([1, "a"], lambda t: 0) == [1, "a"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows replaces no file that is mapped")
+def test_a_path_that_has_come_to_mean_another_file_is_mapped_anew(tmp_path):
+    """As the path of a temporary file does, which is a number of a handle: the next file gets the number of one that was closed."""
+    region, reader, path = Region(tmp_path, "r"), Reader(tmp_path), tmp_path / "data"
+    for values in (torch.arange(4.0), torch.arange(10.0, 14.0)):
+        values.numpy().tofile(tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+        assert torch.equal(reader.read(region.write(memory.map_file(path, torch.float32, (4,))), copy=True), values)
 
 
 def test_no_message_is_a_pickle(monkeypatch):

@@ -119,7 +119,7 @@ class Reader:
         self.folder, self.orders = folder, orders
         self._maps: dict[str, Tensor] = {}                     # region -> its newest file
         self._names: dict[str, str] = {}
-        self._files: dict[str, Tensor] = {}                    # data that are mapped from files of their own
+        self._files: dict[str, tuple[Any, Tensor]] = {}        # data that are mapped from files of their own, and which file it was
 
     def read(self, parcel: Any, copy: bool) -> Any:
         """The value. Without a copy its tensors are the shared memory itself, and change when the writer writes again."""
@@ -147,16 +147,18 @@ class Reader:
         return tensor
 
     def _from_file(self, place: _File) -> Tensor:
-        if place.path not in self._files:
-            self._files[place.path] = memory.map_file(place.path, torch.uint8, (os.path.getsize(place.path),))
-        whole, dtype = self._files[place.path], _DTYPES[place.dtype]
+        now = os.stat(place.path)
+        which = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns      # a path, above all /proc/…/fd/7, may come to mean another file
+        if place.path not in self._files or self._files[place.path][0] != which:
+            self._files[place.path] = which, memory.map_file(place.path, torch.uint8, (now.st_size,))
+        whole, dtype = self._files[place.path][1], _DTYPES[place.dtype]
         return whole[: len(whole) // dtype.itemsize * dtype.itemsize].view(dtype).as_strided(place.shape, place.stride, place.offset)
 
     def let_go(self) -> None:
         """Give back the pages of mapped data that were looked at. The system has them cached; a process that visits ever
         more clients should not hold ever more of them.
         """
-        memory.let_go(self._files.values())
+        memory.let_go(whole for _, whole in self._files.values())
 
 
 class _Place(NamedTuple):
