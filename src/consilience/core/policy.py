@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..options import check, option, parse_call
+from ..options import check, coerce, option, parse_call
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,9 @@ class Schedule:
         if kind not in allowed or set(values) != set(allowed[kind]):
             forms = "constant, exponential(gamma=0.99), step(every=30, gamma=0.1), cosine(rounds=100)"
             raise ConfigError(f"{what} must have one of the forms {forms}. Got {text!r} instead.")
-        try:
-            schedule = Schedule(kind, float(values.get("gamma", 1.0)), int(values.get("every", 1)), int(values.get("rounds", 1)))
-        except (TypeError, ValueError):
-            raise ConfigError(f"{what} needs numbers. Got {text!r} instead.") from None
-        if schedule.gamma <= 0 or schedule.every < 1 or schedule.rounds < 1:
+        schedule = Schedule(kind, **{name: coerce(value, float if name == "gamma" else int, f"{what}: {name!r}")
+                                     for name, value in values.items()})
+        if not 0 < schedule.gamma < math.inf or schedule.every < 1 or schedule.rounds < 1:
             raise ConfigError(f"{what} needs numbers above 0. Got {text!r} instead.")
         return schedule
 
