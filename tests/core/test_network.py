@@ -166,6 +166,14 @@ def test_rate_of_dropout():
     assert (out == 0).float().mean().item() == pytest.approx(0.3, abs=0.0075)
 
 
+def test_dropping_everything_gives_zeros_and_no_gradient():
+    """As nn.Dropout(1) does. 1 / (1 − p) is infinite, and a gradient of 0 · ∞ would not be a number."""
+    network, x = Network(nn.Sequential(nn.Dropout(1.0))), torch.ones(4, 5, requires_grad=True)
+    out = network.forward({"params": {}, "buffers": {}}, x, train=True, key=lambda: rng.key(3)).logits
+    assert torch.equal(out, torch.zeros(4, 5))
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.zeros(4, 5))
+
+
 def test_two_layers_have_coins_of_their_own():
     network = Network(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)))
     assert [type(m) for m in network.module] == [KeyedDropout, KeyedDropout]

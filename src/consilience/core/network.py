@@ -33,6 +33,8 @@ class KeyedDropout(nn.Module):
         x, source = input, self._holder["key"]
         if not self.training or self.p == 0 or source is None:
             return x
+        if self.p == 1:
+            return x * 0                            # as PyTorch has it; 1/(1 − p) would make the gradient NaN
         dims = x.dim() if self.coin_dims is None else self.coin_dims
         shape = (*x.shape[:dims], *([1] * (x.dim() - dims)))
         keep = rng.uniform(rng.fold(source(), self.number), shape) >= self.p
