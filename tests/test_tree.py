@@ -95,6 +95,16 @@ def test_distance_is_over_the_first_arguments_keys():
     assert tree.sq_dist({}, {}) == 0.0
 
 
+def test_squared_distance_has_a_second_derivative():
+    """f = ‖a − b‖², ∇f = 2(a − b), so a penalty ‖∇f‖² = 4‖a − b‖² has the gradient 8(a − b); it used to be zero without a word."""
+    a, b = {"w": torch.tensor([3.0, -1.0], requires_grad=True)}, {"w": torch.tensor([1.0, 1.0])}
+    slope, = torch.autograd.grad(tree.sq_dist(a, b), a["w"], create_graph=True)
+    assert slope.tolist() == [4.0, -4.0]
+    assert torch.autograd.grad(slope.square().sum(), a["w"])[0].tolist() == [16.0, -16.0]
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: tree.sq_dist({"w": x.square()}, {"w": torch.ones(2, dtype=torch.float64)}), x)
+
+
 def test_add_where_leaves_other_keys():
     a, b = {"x": torch.tensor([1.0]), "y": torch.tensor([2.0])}, {"y": torch.tensor([5.0]), "z": torch.tensor([7.0])}
     out = tree.add_where(a, b)

@@ -196,14 +196,18 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, n: int, *tensors: Tensor) -> Tensor:
-        ctx.difference = torch._foreach_sub(tensors[:n], tensors[n:])
+        ctx.difference, ctx.first = torch._foreach_sub(tensors[:n], tensors[n:]), tensors[:n]
         if tensors[0].is_cuda:                            # a product of each with itself is two kernels a tensor
             return torch.stack(torch._foreach_norm(ctx.difference)).square().sum()
         return torch.stack([torch.dot(d.flatten(), d.flatten()) for d in ctx.difference]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return (None, *torch._foreach_mul(ctx.difference, 2 * grads[0]), *([None] * len(ctx.difference)))
+        if torch.is_grad_enabled():                       # create_graph=True: the differences as functions of the tensors again
+            back = [2 * grads[0] * (d + (t - t.detach())) for d, t in zip(ctx.difference, ctx.first)]
+        else:
+            back = list(torch._foreach_mul(ctx.difference, 2 * grads[0]))
+        return (None, *back, *([None] * len(back)))
 
 
 def sq_dist(a: Flat, b: Flat) -> Tensor | float:
