@@ -124,7 +124,7 @@ MUTATIONS = (
              "F.normalize(self.weight)) / self.tau - 0.15 * (not self.training)",
              "parts/test_cosine.py::test_served_model_scores_cosines_without_margin"),
     # zero steps
-    Mutation("a client without a step has weight", "core/federation.py", "active = [i for i in cohort if i not in report.idle and",
+    Mutation("a client without a step has weight", "core/federation.py", "active = [i for i in cohort if i not in idle and",
              "active = [i for i in cohort if", f"{REFERENCE}::test_a_client_without_a_step_keeps_its_state_and_has_no_weight"),
     # SCAFFOLD's divisor
     Mutation("path length without momentum", "core/policy.py", "return lr * (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)",

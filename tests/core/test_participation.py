@@ -62,6 +62,31 @@ def test_absent_clients_keep_their_state():
     assert fed.client(0) is before
 
 
+@pytest.mark.parametrize("cohort", [[0, 0, 1], [0, 4], [-1]])
+def test_a_round_is_of_clients_that_exist_and_of_each_once(cohort):
+    fed = tiny_federation()
+    with pytest.raises(ConfigError, match="different numbers from 0 to 3"):
+        fed.round(cohort)
+    assert fed.round_number == 0
+
+
+@dataclass(frozen=True)
+class Delivers(Part):
+    name = "delivers"
+
+    def deliver(self, s, client):
+        return {"n": torch.tensor(float(client))}
+
+
+def test_what_a_part_sees_when_it_delivers_is_made_once_a_round():
+    """It holds a weight for every client of the round: made for each of them, the work would grow with their square."""
+    fed, made = tiny_federation([Delivers()]), []
+    serve = fed.serve
+    fed.serve = lambda part, stage, ids, **more: made.append(stage) or serve(part, stage, ids, **more)
+    fed.round()
+    assert made == ["deliver"]
+
+
 def test_too_many_clients_are_refused_when_the_federation_is_made():
     with pytest.raises(ConfigError, match="asks for 11 clients a round, but there are 10"):
         tiny_federation(sizes=TEN, participation=11)

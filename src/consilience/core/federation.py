@@ -300,6 +300,8 @@ class Federation:
         """Clients train in the order given; everything is summed in the order of their numbers."""
         self.prepare()
         selected = list(self.cohort(self.round_number + 1) if cohort is None else cohort)
+        if len({i for i in selected if 0 <= i < self.size}) < len(selected):
+            raise ConfigError(f"The clients of a round are different numbers from 0 to {self.size - 1}. Got {selected} instead.")
         silent: frozenset[int] = frozenset()
         while True:
             try:
@@ -311,15 +313,17 @@ class Federation:
 
     def _round(self, cohort: list[int], silent: frozenset[int] = frozenset()) -> RoundReport:
         report = RoundReport(self.round_number, sorted(cohort), exchanged=self.method.exchanges(self.round_number))
-        report.idle = sorted(i for i in cohort if not self.samples.schedule(i, self.phases))
-        report.lost = sorted(i for i in cohort if i not in report.idle and (i in silent or (self.policy.dropout and self._fails(i))))
-        active = [i for i in cohort if i not in report.idle and i not in report.lost]
+        idle = {i for i in cohort if not self.samples.schedule(i, self.phases)}
+        lost = {i for i in cohort if i not in idle and (i in silent or (self.policy.dropout and self._fails(i)))}
+        report.idle, report.lost = sorted(idle), sorted(lost)
+        active = [i for i in cohort if i not in idle and i not in lost]
         ids = sorted(active)
         if not ids:
             report.exchanged = False
             return report
         report.bytes_up += self.exchange("survey", ids, report, silent)
-        down = {i: {p.name: p.deliver(self.serve(p, "deliver", ids), i) for p in self.method.using("deliver")} for i in active}
+        delivering = [(p, self.serve(p, "deliver", ids)) for p in self.method.using("deliver")]
+        down = {i: {p.name: p.deliver(view, i) for p, view in delivering} for i in active}
         report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
         heard = self.clock
         works = [LocalWork(self, i, self.client(i), ids, down[i]) for i in active]
@@ -358,7 +362,8 @@ class Federation:
 
     def _accounted(self, report: RoundReport) -> RoundReport:
         """The report with what parts say that all uploads so far may have told."""
-        asked = [i for i in report.cohort if i not in report.idle]          # also those whose answers were not used
+        idle = set(report.idle)
+        asked = [i for i in report.cohort if i not in idle]                 # also those whose answers were not used
         for part in self.method.using("account"):
             report.privacy, server = part.account(self.serve(part, "account", asked), report.releases)
             self.keep("server", part, server)
