@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLASSES, COHORTS, attached, average, batches, federation, frozen, net, same_model, same_numbers, sgd, shares
+from plain import CLASSES, COHORTS, Net, attached, average, batches, federation, frozen, net, recorded, same_model, same_numbers, sgd, shares
 from torch import Tensor, nn
+
+from consilience import rng
 
 ROWS = {                                                     # Table 4 and the sweeps
     "whole": {},
@@ -74,3 +76,46 @@ def test_fedbr(row: str, momentum: float) -> None:
         mine = [v for k, v in fed.model["params"].items() if k.startswith("debias.")]
         for ours, theirs in zip(mine, server_p.parameters(), strict=True):
             same_numbers({"P": ours}, {"P": theirs.detach()})
+
+
+@pytest.mark.parametrize("mix", [0, 1, 2])
+def test_mixture(mix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 4 at every step with samples of that step's batch; z_g belongs to the same mixture. With BatchNorm, pseudo-data have statistics
+    of their own, which leave no trace in the model's."""
+    fed = federation(f"fedbr(pseudo=mixture, mix={mix}, projection=none, lam=0.3)")
+    proxy = fed.shared["debias"]["pseudo"].clone()
+    draws = recorded(monkeypatch, rng, "integers")
+    server = net()
+    for t, cohort in enumerate(COHORTS, start=1):
+        draws.clear()
+        fed.round(cohort)
+        torch.testing.assert_close(fed.shared["debias"]["pseudo"], proxy)                # drawn once
+        drawn, models = iter(draws), {}
+        for i in cohort:
+            local, received = copy.deepcopy(server), frozen(server)
+            optimiser = sgd(local.parameters())
+            for x, y in batches(fed, i, t):
+                n, hot = len(x), F.one_hot(y, CLASSES)
+                picked = next(drawn) if mix else torch.zeros(8, 0, dtype=torch.int64)
+                assert picked.shape == (8, mix)
+                xp = (proxy + x[picked].sum(1)) / (mix + 1)                              # eq. 4
+                q = (1 / CLASSES + hot[picked].sum(1)) / (mix + 1)
+                z, zp, zg = local.features(x), copied(local).features(xp), received.features(xp)
+                near, far = 2 * F.cosine_similarity(zp[:n], zg[:n]), 2 * F.cosine_similarity(zp[:n], z)
+                contrast = -torch.log(near.exp() / (near.exp() + far.exp())).mean()
+                pseudo = -(q * F.log_softmax(local.head(zp), 1)).sum(1).mean()
+                optimiser.zero_grad()
+                (F.cross_entropy(local.head(z), y) + 0.3 * pseudo + 0.5 * contrast).backward()
+                optimiser.step()
+            models[i] = local.state_dict()
+        server.load_state_dict(average(models, shares(cohort, uniform=True)))
+        same_model(fed.model, server)
+
+
+def copied(model: Net) -> Net:
+    """The same parameters, statistics of its own."""
+    twin = copy.deepcopy(model)
+    for (name, p) in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        twin.get_submodule(owner)._parameters[last] = p
+    return twin
