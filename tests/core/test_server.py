@@ -46,6 +46,15 @@ def test_undeclared_reduction():
         reduce_uploads(Uploads(), [{"z": torch.zeros(1)}], torch.ones(1))
 
 
+@pytest.mark.parametrize("other", [{}, {"s": torch.ones(2), "m": torch.ones(2)}, {"s": {"inner": torch.ones(2)}}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_clients_upload_the_same_things(other, turned):
+    """What only some of them had would be lost without a word, or end in a KeyError."""
+    uploads = [{"s": torch.ones(2)}, other]
+    with pytest.raises(ConfigError, match="from one client and .* from another"):
+        reduce_uploads(Uploads(), uploads[::-1] if turned else uploads, torch.tensor([0.5, 0.5]))
+
+
 @given(st.lists(numbers, min_size=1, max_size=5), st.integers(1, 6))
 def test_weighted_and_mean_of_equal_trees_is_the_tree(values, n):
     x = torch.tensor(values)

@@ -51,6 +51,11 @@ REDUCTIONS: dict[str, Callable[[list[Tensor], Tensor], Tensor]] = {
 def reduce_uploads(part: Part, uploads: list[Tree], p: Tensor) -> Tree:
     """Put one part's uploads together, client by client in the order given, as the part declares for each of them."""
     out: dict[str, Any] = {}
+    things = [[path for path, _ in tree.paths(u)] for u in uploads]
+    unlike = next((t for t in things if sorted(t) != sorted(things[0])), None)
+    if unlike is not None:
+        raise ConfigError(f"Part {part.name!r} uploads {', '.join(things[0]) or 'nothing'} from one client and "
+                          f"{', '.join(unlike) or 'nothing'} from another. All clients upload the same things: zeros, say, for nothing.")
     for key in uploads[0]:
         how = part.reduce.get(key)
         if how not in REDUCTIONS:
