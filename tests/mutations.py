@@ -124,7 +124,7 @@ MUTATIONS = (
              "F.normalize(self.weight)) / self.tau - 0.15 * (not self.training)",
              "parts/test_cosine.py::test_served_model_scores_cosines_without_margin"),
     # zero steps
-    Mutation("a client without a step has weight", "core/federation.py", "active = [i for i in cohort if i not in idle and",
+    Mutation("a client without a step has weight", "core/round.py", "active = [i for i in cohort if i not in idle and",
              "active = [i for i in cohort if", f"{REFERENCE}::test_a_client_without_a_step_keeps_its_state_and_has_no_weight"),
     # SCAFFOLD's divisor
     Mutation("path length without momentum", "core/policy.py", "return lr * (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)",
@@ -175,7 +175,7 @@ MUTATIONS = (
     # order and draws
     Mutation("parts are not sorted", "core/method.py", "tuple(sorted(parts, key=lambda p: (p.rank, p.name)))", "tuple(parts)",
              PAIRS, "larger_stacks"),
-    Mutation("sums follow the order of training", "core/federation.py", "        ids = sorted(active)\n", "        ids = list(active)\n",
+    Mutation("sums follow the order of training", "core/round.py", "    ids = sorted(active)\n", "    ids = list(active)\n",
              ALONE, "order and (scaffold or prox or anchors)"),
     Mutation("momentum survives the round", "core/client.py", 'optimiser=homes["optimiser"] or fed.still,',
              'optimiser=homes["optimiser"] or getattr(slot, "optimiser", fed.still),',

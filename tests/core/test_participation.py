@@ -131,7 +131,7 @@ def test_how_often_clients_are_lost():
     fed = tiny_federation(sizes=TEN, dropout=0.25)
     total = 0
     for fed.round_number in range(1, 41):
-        total += sum(fed._fails(i) for i in range(10))
+        total += sum(fed.fails(i) for i in range(10))
     assert abs(total - 100) < 5 * 8.7
 
 
@@ -144,6 +144,24 @@ def test_a_round_in_which_all_are_lost_changes_nothing():
     assert fed.round_number == 1
     after = state_of(fed)
     assert all(torch.equal(after[k], before[k]) for k in before)
+    # they had received the model before they failed, as those have who are lost beside others
+    assert report.bytes_down == 2 * tree.count_bytes(fed.model)
+    assert fed.client(0).seen >= 0
+
+
+@dataclass(frozen=True)
+class TellsOnce(Part):
+    name = "tells"
+    reduce = {"told": "sum"}
+
+    def finish(self, c):
+        return c.kept, {"told": torch.ones(1)} if c.id else {}
+
+
+def test_uploads_that_only_some_clients_have_are_refused():
+    """They used to be passed over where the first client had none."""
+    with pytest.raises(ConfigError, match="'tells' uploads nothing from one client and told from another"):
+        tiny_federation([TellsOnce()]).round()
 
 
 # ---- idle clients ----------------------------------------------------------------------------------------------------

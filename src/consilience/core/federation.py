@@ -1,10 +1,9 @@
-"""The federation: one round, written once. Knows no part by name."""
+"""The federation: a method on a model and a population, and the state it has come to. Knows no part by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,11 +12,9 @@ from torch import Tensor, nn
 from .. import rng, tree
 from ..errors import ConfigError, DataError
 from ..tree import Flat, Tree
-from .aggregate import new_model
 from .assemble import assemble
-from .client import ClientState, ClientView, LocalWork, Outcome, PlainWork, consult
+from .client import ClientState, ClientView, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
-from .diagnose import refuse_nonfinite
 from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
@@ -26,6 +23,7 @@ from .network import Trace
 from .part import Model, Part
 from .policy import Policy
 from .population import Population
+from .round import play, prepare
 from .samples import Samples, Schedule
 from .server import ServerView, reduce_uploads
 from .slot import Slot
@@ -36,7 +34,7 @@ __all__ = ["Engine", "EngineFactory", "Federation", "MappingEngine", "RoundRepor
 
 
 class Federation:
-    """A method on a model and a population. `round` is the whole of federated learning; the rest serves it."""
+    """A method on a model and a population. `round` is the whole of federated learning (core/round.py); the rest serves it."""
 
     def __init__(self, module: nn.Module, layout: Layout, method: Method, population: Population, policy: Policy,
                  engine: EngineFactory, device: str | torch.device = "cpu", store: StoreFactory = MemoryStore) -> None:
@@ -229,7 +227,7 @@ class Federation:
             unanswered = [i for i, upload in zip(ids, uploads) if upload is None]
             if unanswered:                          # parts may have shared work out among the clients, so the rest is no answer
                 raise Unanswered(unanswered)
-            if uploads[0]:
+            if any(uploads):
                 sent += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
                 if report is not None:
@@ -260,22 +258,10 @@ class Federation:
         while not self.prepared:
             try:
                 with self._all_or_nothing(), torch.no_grad():
-                    report = self._prepare(silent)
+                    report = prepare(self, silent)
             except Unanswered as nobody:
                 silent |= nobody.numbers
         return report
-
-    def _prepare(self, silent: frozenset[int]) -> RoundReport:
-        every = [i for i in range(self.size) if self.samples.size_of(i)]
-        report = RoundReport(0, every, exchanged=False, lost=[i for i in every if i in silent])
-        ids = [i for i in every if i not in silent]
-        for i in ids:
-            report.bytes_down += self._download_bytes(i)
-            self.clients.put(i, replace(self.client(i), seen=self.clock))
-        if ids:
-            report.bytes_up = self.exchange("prepare", ids, report)
-        self.prepared = True
-        return self._accounted(report)
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, by a keyed draw."""
@@ -284,7 +270,7 @@ class Federation:
             return list(range(self.size))
         return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
 
-    def _fails(self, number: int, round_number: int | None = None) -> bool:
+    def fails(self, number: int, round_number: int | None = None) -> bool:
         """Whether a selected client is lost in this round, or in the one named."""
         when = self.round_number if round_number is None else round_number
         coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, when), ())
@@ -294,7 +280,7 @@ class Federation:
         """The clients that trained in the round before, by the same draws."""
         before = self.round_number - 1
         return sorted(i for i in self.cohort(before) if self.samples.schedule(i, self.phases)
-                      and not (self.policy.dropout and self._fails(i, before))) if before else []
+                      and not (self.policy.dropout and self.fails(i, before))) if before else []
 
     def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
         """Clients train in the order given; everything is summed in the order of their numbers."""
@@ -307,77 +293,6 @@ class Federation:
             try:
                 with self._all_or_nothing(), torch.no_grad():
                     self.round_number += 1
-                    return self._accounted(self._round(selected, silent))
+                    return play(self, selected, silent)
             except Unanswered as nobody:
                 silent |= nobody.numbers
-
-    def _round(self, cohort: list[int], silent: frozenset[int] = frozenset()) -> RoundReport:
-        report = RoundReport(self.round_number, sorted(cohort), exchanged=self.method.exchanges(self.round_number))
-        idle = {i for i in cohort if not self.samples.schedule(i, self.phases)}
-        lost = {i for i in cohort if i not in idle and (i in silent or (self.policy.dropout and self._fails(i)))}
-        report.idle, report.lost = sorted(idle), sorted(lost)
-        active = [i for i in cohort if i not in idle and i not in lost]
-        ids = sorted(active)
-        if not ids:
-            report.exchanged = False
-            return report
-        report.bytes_up += self.exchange("survey", ids, report, silent)
-        delivering = [(p, self.serve(p, "deliver", ids)) for p in self.method.using("deliver")]
-        down = {i: {p.name: p.deliver(view, i) for p, view in delivering} for i in active}
-        report.bytes_down = sum(self._download_bytes(i) for i in (*active, *report.lost)) + tree.count_bytes(down)
-        heard = self.clock
-        works = [LocalWork(self, i, self.client(i), ids, down[i]) for i in active]
-        done: dict[int, Outcome] = {}
-        with torch.enable_grad():
-            for number, (i, outcome) in enumerate(zip(active, self.engine.run(works)), start=1):
-                if outcome is not None:
-                    done[i] = outcome
-                self.on_client(number, len(active))
-        report.lost = sorted([*report.lost, *(i for i in ids if i not in done)])
-        ids = sorted(done)
-        if not ids:
-            report.exchanged = False
-            return report
-        refuse_nonfinite(self, ids, done, down)
-        if not self.secret:                         # sites whose uploads are guarded tell no losses
-            report.losses = dict(zip(ids, torch.stack([done[i].losses.mean() for i in ids]).tolist()))
-        models = [{k: w for k, w in done[i].model["params"].items() if k in self.spec.shared} for i in ids]
-        reduced: dict[str, Tree] = {}
-        for part in self.method.parts:
-            uploads = [done[i].uploads.get(part.name, {}) for i in ids]
-            if uploads[0] or part.reads_models:
-                report.bytes_up += sum(tree.count_bytes(u) for u in uploads)
-                reduced[part.name] = self.settle(part, "finish", ids, uploads, models if part.reads_models else [])
-        if any(done[ids[0]].uploads.values()) or (self.models_travel and self.moving):
-            report.releases["finish"] = ids
-        if report.exchanged:
-            report.bytes_up += len(ids) * tree.count_bytes(tree.pick(self._flat(), self.moving))
-            self.model = new_model(self, ids, models, [done[i].model["buffers"] for i in ids], reduced)
-            self.last_exchange = self.round_number
-        for i in ids:
-            self.clients.put(i, replace(done[i].state, seen=heard))
-        for i in report.lost:                                   # it had received the model before it failed
-            self.clients.put(i, replace(self.client(i), seen=heard))
-        return report
-
-    def _accounted(self, report: RoundReport) -> RoundReport:
-        """The report with what parts say that all uploads so far may have told."""
-        idle = set(report.idle)
-        asked = [i for i in report.cohort if i not in idle]                 # also those whose answers were not used
-        for part in self.method.using("account"):
-            report.privacy, server = part.account(self.serve(part, "account", asked), report.releases)
-            self.keep("server", part, server)
-        return report
-
-    def _flat(self) -> Flat:
-        return {**self.model["params"], **self.model["buffers"]}
-
-    def _download_bytes(self, number: int) -> int:
-        """Bytes to bring a client up to date: what moves, what changed since it last listened, on first contact the rest."""
-        state, flat = self.client(number), self._flat()
-        seen = state.seen
-        keys = self.moving if seen >= 0 else [k for k in flat if k in self.spec.shared]
-        if self.goes_on_alone(state):
-            keys = []
-        fresh = [t for path, t in tree.paths(self.shared) if self.versions[path] > seen]
-        return tree.count_bytes(tree.pick(flat, keys)) + sum(t.numel() * t.element_size() for t in fresh)
