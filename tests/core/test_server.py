@@ -51,7 +51,7 @@ def test_undeclared_reduction():
 def test_clients_upload_the_same_things(other, turned):
     """What only some of them had would be lost without a word, or end in a KeyError."""
     uploads = [{"s": torch.ones(2)}, other]
-    with pytest.raises(ConfigError, match="from one client and .* from another"):
+    with pytest.raises(ConfigError, match=r"from one client and .* from another"):
         reduce_uploads(Uploads(), uploads[::-1] if turned else uploads, torch.tensor([0.5, 0.5]))
 
 
