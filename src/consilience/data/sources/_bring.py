@@ -35,9 +35,16 @@ def samples(x: Any, where: str) -> Tensor:
     Images of bytes may come without channels (N, height, width) or with 1, 3 or 4 channels last; 1 or 3 in the second place
     are channels already.
     """
-    x = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x)
-    if x.dim() < 2:
-        raise DataError(f"{where}: samples must have at least two dimensions (samples, features). Got {tuple(x.shape)} instead.")
+    if not isinstance(x, Tensor):
+        x = np.asarray(x)
+        if x.dtype.kind not in "iufbc":
+            raise DataError(f"{where}: samples must be numbers. Got {x.dtype} instead. Text becomes numbers with x.astype('float32').")
+        if x.dtype.kind == "u" and x.dtype.itemsize > 1:            # torch computes little with these
+            x = x.astype(np.int64)
+    x = torch.as_tensor(x)
+    if x.dim() < 2 or (len(x) and not x[:1].numel()):
+        raise DataError(f"{where}: samples must have at least two dimensions (samples, features), none of them empty. "
+                        f"Got {tuple(x.shape)} instead.")
     if x.dtype == torch.uint8:
         if x.dim() == 3:
             x = x[:, None]
@@ -45,12 +52,25 @@ def samples(x: Any, where: str) -> Tensor:
             x = x.permute(0, 3, 1, 2)
         return x.contiguous()
     if x.is_floating_point():
+        x = x.float()                                    # first: a number beyond float32 becomes infinite here
         if not _finite(x):
-            raise DataError(f"{where}: some features are not finite (missing values?). Fill or drop them first.")
-        return x.float().contiguous()
+            raise DataError(f"{where}: some features are not finite in float32 (missing values, or numbers beyond 3.4e38?). Fill or drop "
+                            f"them first.")
+        return x.contiguous()
     if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
+        _check_tokens(x, where)
         return x.long().contiguous()
-    raise DataError(f"{where}: samples must be numbers. Got {x.dtype} instead.")
+    raise DataError(f"{where}: samples must be real or whole numbers. Got {x.dtype} instead.")
+
+
+def _check_tokens(x: Tensor, where: str) -> None:
+    """Whole numbers are tokens. Pictures and measurements that were stored as whole numbers are none."""
+    mend = "Images, signals and features go as real numbers, x.astype('float32'), and images of 0 to 255 as bytes, x.astype('uint8')."
+    if x.dim() != 2:
+        raise DataError(f"{where}: whole numbers are taken for tokens, which have two dimensions (samples, tokens). Got {tuple(x.shape)} "
+                        f"of {str(x.dtype).removeprefix('torch.')} instead. {mend}")
+    if len(x) and int(x.min()) < 0:
+        raise DataError(f"{where}: whole numbers are taken for tokens, which count from 0. Got {int(x.min())}. {mend}")
 
 
 def _finite(x: Tensor) -> bool:
@@ -83,20 +103,28 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
                 test: Any = None, where: str = "arrays") -> Dataset:
     """A `Dataset` from arrays or tensors, for `load`.
 
-    y         whole numbers from 0 are used as they are; anything else (text, gaps are fine) is numbered in sorted order.
+    y         whole numbers from 0 are used as they are; anything else (text, gaps are fine) is numbered in sorted order. A mask
+              (height, width) for each image makes the task segmentation; its numbers are classes from 0.
     client    who owns each sample, numbers or names; becomes the group "client".
     test      true for the samples of a test set that belongs to no client.
     """
     x = samples(x, where)
-    plain = np.asarray(y).reshape(-1) if not isinstance(y, Tensor) else y.numpy().reshape(-1)
-    if len(plain) != len(x):
+    given = np.asarray(y) if not isinstance(y, Tensor) else y.numpy()
+    masks = _masks(given, x, where)
+    plain = given.reshape(-1)
+    if len(plain) != len(x) and masks is None:
         raise DataError(f"{where}: {len(x)} samples but {len(plain)} labels.")
     if not len(plain):
         raise DataError(f"{where}: there are no samples.")
-    if plain.dtype.kind == "f" and (not np.isfinite(plain).all() or (plain != np.floor(plain)).any()):
-        raise DataError(f"{where}: labels must be classes (whole numbers or names). Got real numbers such as {plain[0]!r}.")
+    _check_missing(plain, "label", where)
+    if plain.dtype.kind == "f":
+        odd = plain[~np.isfinite(plain) | (plain != np.floor(plain))]
+        if len(odd):
+            raise DataError(f"{where}: labels must be classes (whole numbers or names). Got real numbers such as {odd[0]}.")
     names: tuple[str, ...] = ()
-    if plain.dtype.kind in "iufb" and plain.min() >= 0 and (classes is not None or len(np.unique(plain)) == plain.max() + 1):
+    if masks is not None:
+        labels = _mask_classes(masks, classes, where)
+    elif plain.dtype.kind in "iufb" and plain.min() >= 0 and (classes is not None or len(np.unique(plain)) == plain.max() + 1):
         labels = torch.from_numpy(plain.astype(np.int64))
     else:
         labels, names = numbered(plain)
@@ -108,9 +136,51 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
         owners = np.asarray(client).reshape(-1)
         if len(owners) != len(x):
             raise DataError(f"{where}: {len(x)} samples but {len(owners)} entries in client.")
+        _check_missing(owners, "client", where)
         groups["client"], group_names["client"] = numbered(owners)
     chosen = np.asarray(test).reshape(-1).astype(bool) if test is not None else np.zeros(len(x), bool)
     if len(chosen) != len(x):
         raise DataError(f"{where}: {len(x)} samples but {len(chosen)} entries in test.")
     return Dataset(name=name, x=x, y=labels, classes=classes or max(found, 2), class_names=names,
-                   official_test=torch.from_numpy(chosen).nonzero().flatten(), groups=groups, group_names=group_names)
+                   official_test=torch.from_numpy(chosen).nonzero().flatten(), groups=groups, group_names=group_names,
+                   task="classification" if masks is None else "segmentation")
+
+
+def _check_missing(values: np.ndarray, what: str, where: str) -> None:
+    """An empty entry is no class and no client: rows without one would silently become one of their own."""
+    kind = values.dtype.kind
+    if kind in "iub":
+        return
+    missing = np.isnan(values) if kind == "f" else np.fromiter((_is_missing(v) for v in values.tolist()), bool, len(values))
+    if missing.any():
+        at = int(missing.argmax())
+        more = f" and {int(missing.sum()) - 1} more" if missing.sum() > 1 else ""
+        raise DataError(f"{where}: row {at + 1}{more} has no {what} (got {values[at:at + 1].tolist()[0]!r}). Fill it in, or leave "
+                        "such rows out.")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, str) and value.strip().lower() in ("", "nan"))
+
+
+def _masks(y: np.ndarray, x: Tensor, where: str) -> np.ndarray | None:
+    """Labels with a shape of their own as masks (N, height, width); None where there is one label for each sample."""
+    if y.ndim < 2 or y.size == len(y):
+        return None
+    size = tuple(x.shape[-2:])
+    if x.dim() == 4 and len(y) == len(x) and y.ndim == 4 and y.shape[1] == 1:
+        y = y[:, 0]
+    if x.dim() != 4 or y.shape != (len(x), *size) or y.dtype.kind not in "iufb":
+        raise DataError(f"{where}: labels of shape {tuple(y.shape)} do not fit samples of shape {tuple(x.shape)}: one class for each "
+                        "sample was expected (one-hot labels become classes with y.argmax(1)), or one mask (height, width) for each image.")
+    return y
+
+
+def _mask_classes(masks: np.ndarray, classes: int | None, where: str) -> Tensor:
+    """Masks as class numbers; other codes, as 255 for the foreground, must be numbered by whoever knows what they mean."""
+    known = np.unique(masks)
+    if known[0] < 0 or (classes is None and not np.array_equal(known, np.arange(len(known)))):
+        shown = ", ".join(f"{v:g}" for v in known[:6]) + (", …" if len(known) > 6 else "")
+        raise DataError(f"{where}: masks must hold the classes 0, 1, … of every pixel. Got the values {shown}. Number them first, as in "
+                        "y = (y > 0).astype('uint8'); where some class is in no mask, say how many there are with classes=…")
+    return torch.from_numpy(masks.astype(np.int64))

@@ -70,13 +70,19 @@ def read_lines(path: Path) -> list[str]:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file. Pickled objects are refused: they can run code."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        held = np.load(path, allow_pickle=False)
+        if isinstance(held, np.ndarray):
+            raise DataError(f"The file {path} holds one array; x and y were expected. Save them together with np.savez(path, x=x, y=y), or "
+                            "as x.npy and y.npy in a folder, and name the folder.")
+        with held as archive:
             return {k: archive[k] for k in archive.files}
     except ValueError as error:
         if "pickle" in str(error).lower():
             raise DataError(f"The file {path} holds pickled Python objects, which are not read because they can run code. "
                             f"Save it again as plain arrays: np.savez(path, x=x, y=y).") from None
         raise DataError(f"The file {path} is not a readable .npz file: {error}.") from None
+    except DataError:
+        raise
     except Exception as error:      # zipfile and zlib raise many kinds for damaged archives
         raise DataError(f"The file {path} is not a readable .npz file: {error}.") from None
 

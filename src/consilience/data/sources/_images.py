@@ -17,8 +17,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files of a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    """The image files of a folder, by name. Hidden ones (a Mac leaves ._scan.png beside scan.png) are no images."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and not p.is_dir())
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -37,12 +37,16 @@ def read_images(paths: Sequence[Path], size: int, *, grey: bool = False) -> Tens
     def read(path: Path) -> np.ndarray:
         try:
             with Image.open(path) as image:
+                if image.mode.startswith(("I", "F")):           # converting would make every value above 255 white
+                    raise DataError(f"The image {path} has more than 8 bits for each pixel (Pillow's mode {image.mode!r}), which would be "
+                                    "cut off at 255. Save it with 8 bits, in the window that shows what matters, or bring the values as "
+                                    "real numbers: arrays(path=\"….npz\").")
                 plain = image.convert("L" if grey else "RGB")
                 if plain.size != (size, size):
                     plain = plain.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(plain)
-        except (OSError, SyntaxError, ValueError) as error:     # Pillow's own kinds for damaged files
-            raise DataError(f"The file {path} cannot be read as an image: {error}.") from None
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:     # Pillow's own kinds for damaged files
+            raise DataError(f"The file {path} cannot be read as an image: {str(error).rstrip('.')}.") from None
 
     channels = 1 if grey else 3
     out = torch.empty((len(paths), channels, size, size), dtype=torch.uint8)
@@ -62,8 +66,8 @@ def image_size(path: Path) -> tuple[int, int]:
             return image.size
     except ModuleNotFoundError:
         raise DataError("Reading image files needs Pillow. Install it with: pip install 'consilience[images]'") from None
-    except OSError as error:
-        raise DataError(f"The file {path} cannot be read as an image: {error}.") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"The file {path} cannot be read as an image: {str(error).rstrip('.')}.") from None
 
 
 def class_files(folder: Path, classes: Sequence[str],

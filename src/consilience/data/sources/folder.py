@@ -11,7 +11,7 @@ from ...errors import DataError
 from ...options import option
 from ..dataset import Dataset
 from ._bring import find_path
-from ._images import class_files, image_files, image_size, read_images, subfolders
+from ._images import SUFFIXES, class_files, image_files, image_size, read_images, subfolders
 from .base import Source
 
 
@@ -49,6 +49,9 @@ class Folder(Source):
         for part, at in parts.items():
             for domain, folder in _domains(at):
                 classes = [c.name for c in subfolders(folder) if image_files(c)]
+                if domain and not classes:
+                    raise DataError(f"The folder {folder} holds no images in class folders ({', '.join(SUFFIXES)}), but others in {at} do. "
+                                    "Put them there, or move the folder away: every folder beside it is a client.")
                 files, of_class = class_files(folder, classes)
                 paths += files
                 labels += [classes[i] for i in of_class]

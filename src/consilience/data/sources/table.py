@@ -15,6 +15,8 @@ from ..dataset import Dataset
 from ._bring import find_path, from_arrays
 from .base import Source
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Table(Source):
@@ -41,7 +43,7 @@ class Table(Source):
         columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, self.separator)
         for wanted in (self.label, *([self.client] if self.client else []), *self.drop):
             if wanted not in columns:
-                raise DataError(f"The table {path} has no column {wanted!r}.{did_you_mean(wanted, columns)}")
+                raise DataError(f"The table {path} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
         aside = {self.label, self.client, *self.drop}
         features = [c for c in columns if c not in aside]
         if not features:
@@ -65,11 +67,29 @@ def _csv(path: Path, separator: str) -> dict[str, Any]:
                                     f"Got {len(row)} instead.")
                 for column, value in zip(columns, row):
                     column.append(value.strip())
-    except (UnicodeDecodeError, csv.Error, TypeError) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}. Save it again as UTF-8, for example with: "
+                        f"iconv -f latin1 -t utf-8 OLD > NEW") from None
+    except (csv.Error, TypeError) as error:
         raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}.") from None
+    except OSError as error:
+        raise DataError(f"The file {path} cannot be read: {error.strerror or error}.") from None
     if not header or not columns[0]:
         raise DataError(f"The file {path} is empty: a header and rows were expected.")
+    for i, name in enumerate(header):
+        if not name:
+            raise DataError(f"Column {i + 1} of {path} has no name in the header (a row index that was saved along?). Delete the column, "
+                            "or give it a name; drop=NAME then leaves it out.")
+        if name in header[:i]:
+            raise DataError(f"The header of {path} names two columns {name!r}. Give every column a name of its own.")
     return dict(zip(header, columns))
+
+
+def _separated(columns: dict[str, Any]) -> str:
+    """A hint where the whole header was read as one column."""
+    only = next(iter(columns)) if len(columns) == 1 else ""
+    found = next((mark for mark in (";", "\t", "|", ",") if mark in only), None)
+    return f" Its header is {only!r}: are the columns separated by {found!r}? Then add separator={found!r}." if found else ""
 
 
 def _parquet(path: Path) -> dict[str, Any]:
@@ -88,12 +108,13 @@ def _numbers(values: list[Any], column: str, path: Path) -> np.ndarray:
     out = np.empty(len(values), np.float32)
     for i, value in enumerate(values):
         try:
-            out[i] = float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            out[i] = np.nan
-        if not np.isfinite(out[i]):
-            raise DataError(f"Column {column!r} of {path} must hold finite numbers. Got {value!r} in row {i + 1}. Fill it, or "
-                            f"leave the column out with drop={column!r}.")
+            number = float("nan")
+        if not abs(number) <= _LARGEST:
+            raise DataError(f"Column {column!r} of {path} must hold finite numbers (up to 3.4e38). Got {value!r} in row {i + 1}. Fill it, "
+                            f"or leave the column out with drop={column!r}.")
+        out[i] = number
     return out
 
 

@@ -1,0 +1,128 @@
+"""Files of users that are not as they should be: what would silently train something else is refused, with the place and the cure."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from data_files import image
+
+from consilience.data import from_arrays, load
+from consilience.data.sources import make
+from consilience.errors import DataError
+
+HEAD = "age,bp,ward,dx\n"
+
+
+def refused(name: str, *words: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError) as caught:
+            make(name).read()
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+
+
+def table(tmp_path, text: str, encoding: str = "utf-8") -> str:
+    path = tmp_path / "wards.csv"
+    path.write_text(text, encoding=encoding)
+    return f'table(path="{path}", label=dx, client=ward)'
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (HEAD + "50,120,north,ill\n60,110,north,\n", ("row 2 has no label", "Fill it in")),
+    (HEAD + "50,120,north,ill\n60,110,,well\n70,100,,ill\n", ("row 2 and 1 more has no client",)),
+    ("age,age,ward,dx\n1,2,north,ill\n", ("two columns 'age'",)),
+    (",bp,ward,dx\n0,2,north,ill\n", ("Column 1", "row index", "drop=")),
+    (HEAD.replace(",", ";") + "1;2;north;ill\n", ("separator=';'",)),
+    (HEAD + "1e39,2,north,ill\n", ("'1e39' in row 1", "3.4e38")),
+])
+def test_tables(tmp_path, text, words):
+    refused(table(tmp_path, text), *words)
+
+
+def test_tables_in_other_encodings_and_places(tmp_path):
+    refused(table(tmp_path, HEAD + "50,120,Köln,ill\n", "latin-1"), "UTF-8", "iconv")
+    refused(f'table(path="{tmp_path}", label=dx)', "Is a directory")
+
+
+def test_labels_that_are_missing_in_memory():
+    x = np.zeros((3, 2), np.float32)
+    for y in (["a", None, "b"], ["a", "", "b"], ["a", float("nan"), "b"]):
+        with pytest.raises(DataError, match="row 2 has no label"):
+            from_arrays(x, np.array(y, object))
+    with pytest.raises(DataError, match="row 1 has no client"):
+        from_arrays(x, [0, 1, 0], np.array([np.nan, 1, 1]))
+
+
+@pytest.mark.parametrize(("x", "words"), [
+    (np.full((2, 3), 1e300), "float32"),                                    # finite as float64, infinite when it is trained on
+    (np.zeros((2, 1, 4, 4), np.int16), "whole numbers are taken for tokens"),
+    (np.zeros((2, 1, 4, 4), np.uint16), "astype"),
+    (np.array([[0, 1], [2, -1]]), "count from 0"),
+    (np.array([["1", "2"], ["3", "4"]]), "must be numbers"),
+    (np.zeros((2, 0), np.float32), "none of them empty"),
+])
+def test_samples_that_no_model_could_take(x, words):
+    with pytest.raises(DataError, match=words):
+        from_arrays(x, [0, 1])
+
+
+def test_unsigned_numbers_are_tokens():
+    assert from_arrays(np.array([[0, 65535]], np.uint16), [0]).x.tolist() == [[0, 65535]]
+
+
+def test_one_array_alone(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 2)))
+    refused(f'arrays(path="{tmp_path / "x.npy"}")', "one array", "np.savez")
+
+
+def test_masks_make_a_segmentation():
+    x = np.zeros((4, 1, 6, 5), np.uint8)
+    y = np.arange(4)[:, None, None] % 3 * np.ones((4, 6, 5), np.uint8)
+    data = load(from_arrays(x, y, [0, 0, 1, 1]), train=0.5)
+    assert (data.task, data.classes, data.population) == ("segmentation", 3, 2)
+    assert torch.equal(data.y, torch.from_numpy(y).long())
+    assert torch.equal(from_arrays(x, y[:, None]).y, data.y)                # a channel of their own does no harm
+    assert from_arrays(x, np.zeros((4, 6, 5)), classes=2).classes == 2      # a site without foreground
+
+
+def test_masks_that_do_not_fit():
+    x = np.zeros((4, 1, 6, 5), np.uint8)
+    with pytest.raises(DataError, match="Got the values 0, 255"):
+        from_arrays(x, np.where(np.arange(4)[:, None, None] == 1, 255, 0) * np.ones((4, 6, 5), int))
+    with pytest.raises(DataError, match=r"\(4, 6, 6\).*do not fit"):
+        from_arrays(x, np.zeros((4, 6, 6), int))
+    with pytest.raises(DataError, match="argmax"):
+        from_arrays(np.zeros((4, 2), np.float32), np.eye(4))
+
+
+def test_files_that_are_no_images_are_left_out(tmp_path):
+    for ward in ("north", "south"):
+        for k, dx in enumerate(("ill", "well")):
+            image(tmp_path / ward / dx / "1.png", 8, k)
+    (tmp_path / "north" / "ill" / "._1.png").write_bytes(b"\0\5\26\7")          # what a Mac leaves on other systems' disks
+    (tmp_path / "north" / "ill" / "more.png").mkdir()
+    assert len(make(f'folder(path="{tmp_path}")').read().y) == 4
+    (tmp_path / "west" / "ill").mkdir(parents=True)
+    (tmp_path / "west" / "ill" / "1.dcm").write_bytes(b"DICM")
+    refused(f'folder(path="{tmp_path}")', "west", "holds no images", "move the folder away")
+
+
+def test_deep_images_are_not_cut_off(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    for dx in ("ill", "well"):
+        (tmp_path / dx).mkdir()
+        image_module.fromarray(np.full((4, 4), 3000, np.uint16)).save(tmp_path / dx / "1.png")
+    refused(f'folder(path="{tmp_path}")', "more than 8 bits", "arrays(path=")
+
+
+def test_images_too_large_to_open(tmp_path, monkeypatch):
+    image_module = pytest.importorskip("PIL.Image")
+    for dx in ("ill", "well"):
+        image(tmp_path / dx / "1.png", 8, 1)
+    monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 10)                  # 64 pixels are more than twice as many: Pillow refuses
+    refused(f'folder(path="{tmp_path}", size=4)', "1.png", "exceeds limit")
+    refused(f'folder(path="{tmp_path}")', "1.png", "exceeds limit")
