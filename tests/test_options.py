@@ -23,7 +23,7 @@ class Settings:
     flag: bool = option(False)
     name: str = option("a", choices=("a", "b", "long-name"))
     limit: int | None = option(None, low=1)
-    places: tuple[int, ...] = option((1, 2))
+    places: tuple[int, ...] = option((1, 2), low=1)
     words: tuple[str, ...] = option(())
 
     def __post_init__(self) -> None:
@@ -120,6 +120,7 @@ def test_nothing_is_guessed(value, hint):
     ({"rate": "nan"}, "'rate'"),
     ({"many": 11}, "at least 1 and at most 10"),
     ({"limit": 0}, "'limit' option of settings must be at least 1"),
+    ({"places": [3, 0]}, "Every item of the 'places' option of settings must be at least 1. Got 0 instead"),
     ({"name": "lng-name"}, "Did you mean 'long-name'"),
     ({"name": "zzzz"}, "one of a, b, long-name"),
     ({"rat": 1}, "settings has no option 'rat'. Did you mean 'rate'"),

@@ -77,6 +77,10 @@ def check(instance: Any, owner: str) -> None:
 
 
 def _check_limits(value: Any, meta: Mapping[str, Any], what: str) -> None:
+    if isinstance(value, tuple):
+        for item in value:                               # limits are those of every item
+            _check_limits(item, meta, f"Every item of {what[0].lower()}{what[1:]}")
+        return
     if meta.get("choices") and value not in meta["choices"]:
         hint = did_you_mean(value, meta["choices"]) if isinstance(value, str) else ""
         raise ConfigError(f"{what} must be one of {', '.join(map(str, meta['choices']))}. Got {value!r} instead.{hint}")

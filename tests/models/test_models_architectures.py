@@ -363,6 +363,8 @@ def test_digits_cnn_fits_any_small_image(channels, height, width, classes):
     ("resnet18(norm='group', groups=3)", (3, 32, 32), ["groups", "64"]),
     ("cct(width=30)", (3, 32, 32), ["4 heads", "30"]),
     ("cct(dropout=1)", (3, 32, 32), ["dropout", "below 1"]),
+    ("mlp(hidden=0)", (4,), ["Every item of the 'hidden' option", "at least 1"]),
+    ("mlp(hidden=[20, -1])", (4,), ["Every item of the 'hidden' option", "-1"]),
 ])
 def test_what_does_not_fit_is_said(text, sample, words):
     with pytest.raises(ConfigError) as error:

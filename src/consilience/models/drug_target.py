@@ -52,7 +52,7 @@ class DrugTarget(Architecture):
     drug_length: int = option(100, "characters of a sample that belong to the drug; the rest is the protein", low=1)
     embedding: int = option(64, "width of a character's embedding", low=1)
     filters: int = option(32, "filters of the first convolution; the next have twice and thrice as many", low=1)
-    hidden: tuple[int, ...] = option((256, 128), "widths of the two layers that join the branches")
+    hidden: tuple[int, ...] = option((256, 128), "widths of the two layers that join the branches", low=1)
     dropout: float = option(0.1, "dropout after the first joining layer", low=0, below=1)
 
     name = "drug_target"

@@ -16,7 +16,7 @@ from .architecture import Need, Projected
 class Mlp(Projected):
     """Linear layers with ReLU, named layer1, layer2, …"""
 
-    hidden: tuple[int, ...] = option((200, 200), "width of each hidden layer")
+    hidden: tuple[int, ...] = option((200, 200), "width of each hidden layer", low=1)
 
     name = "mlp"
     example = ((1, 28, 28), 10)
