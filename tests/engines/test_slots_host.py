@@ -5,6 +5,7 @@ client after another, bit for bit, and the current stream is the caller's again 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from consilience.engines.slots import SIDES, Slots, _out_of_memory
 from consilience.errors import ConfigError
 from consilience.metrics.accuracy import score_global, score_personal
 from consilience.parts import PARTS
-from consilience.testing import largest_difference, run_tiny, trial
+from consilience.testing import largest_difference, run_tiny, tiny_federation, trial
+
+CAPTURE = Slots._capture
 
 
 class IdleStream:
@@ -176,3 +179,36 @@ def test_work_for_one_client_does_not_cost_the_others_their_slots(seen: SimpleNa
     for f in (fed, twin):
         f.round()
     assert largest_difference(twin, fed) == 0
+
+
+def test_what_happens_in_every_round_is_noted_once(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for one slot, and two kinds of work: they take it from each other, round by round."""
+    short_of_memory(monkeypatch, 1, RuntimeError(SAID[0]))
+    fed = tiny_federation(engine=Slots.of(1))
+    for _ in range(3):
+        fed.round()
+        fed.train_plainly(0, fed.model, 1)
+    assert fed.engine.notes == ["the GPU's memory did not suffice for the slots of two kinds of work"]
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_a_capture_leaves_garbage_collection_as_the_program_has_it(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
+                                                                  collecting: bool) -> None:
+    during: list[bool] = []
+
+    @contextlib.contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        during.append(gc.isenabled())
+        yield
+    monkeypatch.setattr(Slots, "_capture", CAPTURE)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    before = gc.isenabled()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        run_tiny([], rounds=1, engine=Slots)
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert during
+    assert not any(during)

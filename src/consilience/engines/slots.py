@@ -195,7 +195,8 @@ class Slots:
         with _CAPTURING:                             # nothing may be collected while another device captures
             gc.collect()
             torch.cuda.empty_cache()
-        self.notes.append(note)
+        if note not in self.notes:                   # two kinds of work may take each other's slots in every round
+            self.notes.append(note)
 
     def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
         """Load the next client into a free slot."""
@@ -241,13 +242,15 @@ class Slots:
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with _CAPTURING:
+            collecting = gc.isenabled()
             gc.disable()            # a graph of an earlier engine that dies during the capture would break it
             try:
                 with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"), slot.handing_on():
                     for _ in range(steps):
                         self.program.step(slot, phase, size)
             finally:
-                gc.enable()
+                if collecting:      # else the user's program wants it off
+                    gc.enable()
         return graph
 
     def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:
