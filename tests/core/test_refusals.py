@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,8 +11,13 @@ import torch.nn.functional as F
 from core_parts import Plain, federation
 from torch import Tensor, nn
 
+from consilience.core.federation import Federation
 from consilience.core.layout import Layout
+from consilience.core.method import Method
 from consilience.core.part import Part
+from consilience.core.policy import Policy
+from consilience.core.task import task_named
+from consilience.engines.sequential import Sequential
 from consilience.errors import ConfigError, DataError, RefusedCombination
 from consilience.options import option
 from consilience.parts.bn import Bn
@@ -203,3 +209,13 @@ def test_samples_of_a_proxy_of_another_shape():
     wrong = replace(tiny_population(), proxy=torch.zeros(4, 1, 5, 5))
     with pytest.raises(ConfigError, match=r"proxy data set have shape \(1, 5, 5\), those of the clients \(1, 8, 8\)"):
         tiny_federation(population=wrong)
+
+
+def test_a_proxy_beside_masks():
+    """Labels of the proxy's samples are nobody's; the transform is given some of the data's own shape."""
+    data = tiny_population()
+    masks = replace(data, y=(data.x[:, 0] > 0.5).long(), classes=2, task=task_named("segmentation"))
+    net = nn.Sequential(OrderedDict(stage=nn.Conv2d(1, 4, 3, padding=1), head=nn.Conv2d(4, 2, 1)))
+    fed = Federation(net, Layout(), Method([]), masks, Policy(batch=8), Sequential)
+    assert fed.spec.proxy.shape == data.proxy.shape
+    assert fed.round().exchanged

@@ -53,7 +53,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     x = torch.cat([x, x])[:2]                                    # two samples, for normalisation in the probe
     proxy = None
     if population.proxy is not None:
-        proxy = population.transform(population.proxy, population.y[:1].expand(len(population.proxy)), None)[0].to(device)
+        nobodys = population.y[:1].expand(len(population.proxy), *population.y.shape[1:])      # labels, which the transform asks for
+        proxy = population.transform(population.proxy, nobodys, None)[0].to(device)
         if proxy.shape[1:] != x.shape[1:]:
             raise ConfigError(f"Samples of the proxy data set have shape {tuple(proxy.shape[1:])}, "
                               f"those of the clients {tuple(x.shape[1:])}.")
