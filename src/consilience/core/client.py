@@ -47,6 +47,7 @@ class ClientView:
     download: Tree                # what `deliver` sent; in `receive` only
     steps: int                    # of the model that travels; in `finish` only
     path: dict[str, float]        # key -> momentum-aware length of the path walked; in `finish` only
+    moves: dict[str, int]         # key -> steps that trained it; in `finish` only
     losses: Tensor                # training loss of each of those steps; in `finish` only
     moving: list[str]             # keys of the model that are about to be uploaded; in `release` only
     expected: int                 # clients whose uploads are to be put together, as far as settings tell; in `release` only
@@ -140,12 +141,13 @@ class LocalWork:
         fed, homes = self.fed, self.state.tensors
         finishing = fed.method.using("finish")
         lengths, losses = (self.path(), self._losses_of_the_model(slot)) if finishing else ({}, slot.losses)
+        moves = self.moves() if finishing else {}
         uploads: dict[str, Tree] = {}
         kept = dict(homes["kept"])
         received = slot.received
         for part in finishing:
             view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
-                              steps=len(losses), path=lengths, losses=losses)
+                              steps=len(losses), path=lengths, moves=moves, losses=losses)
             new, uploads[part.name] = part.finish(view)
             if new:
                 kept[part.name] = new
@@ -177,6 +179,15 @@ class LocalWork:
                 for k in phase.keys:
                     lengths[k] = lengths.get(k, 0.0) + self.fed.policy.path_length(len(sizes), lr)
         return lengths
+
+    def moves(self) -> dict[str, int]:
+        """key -> steps of the phases that train it; FedRep's head and base have different numbers."""
+        steps: dict[str, int] = {}
+        for phase, sizes in self.schedule:
+            if phase.model == "model":
+                for k in phase.keys:
+                    steps[k] = steps.get(k, 0) + len(sizes)
+        return steps
 
 
 class PlainWork:

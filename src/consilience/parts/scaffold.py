@@ -57,8 +57,8 @@ class Scaffold(Part):
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
         old = c.kept["c"]
         walked = tree.sub(tree.pick(c.received["params"], old), c.model["params"])
-        steps_only = c.steps * c.spec.policy.lr_at(c.round)
-        length = {k: c.path[k] if self.divisor == "path" else steps_only for k in old}
+        lr = c.spec.policy.lr_at(c.round)
+        length = {k: c.path[k] if self.divisor == "path" else c.moves[k] * lr for k in old}
         new = tree.sub({k: w / length[k] for k, w in walked.items()}, c.scratch["correction"])
         return {"c": new}, {"change": tree.sub(new, old)}
 
