@@ -45,7 +45,8 @@ def agreed_mean(fed, epochs: int = 1) -> torch.Tensor:
     return g
 
 
-def test_scaffold_with_dbe(kappa: float = 3.0, momentum: float = 0.4) -> None:
+def test_scaffold_with_dbe() -> None:
+    kappa, momentum = 3.0, 0.4
     fed = federation(f"scaffold+dbe(kappa={kappa}, momentum={momentum})")
     server, g = net(), agreed_mean(fed)
     zero = {k: torch.zeros_like(p) for k, p in server.named_parameters()}
@@ -82,7 +83,8 @@ def test_scaffold_with_dbe(kappa: float = 3.0, momentum: float = 0.4) -> None:
 
 
 @pytest.mark.parametrize("host", ["fedprox(mu=0.6)", "moon(mu=0.8)", "fedprox(mu=0.6)+moon(mu=0.8)"])
-def test_fedfm_on_hosts(host: str, weight: float = 4.0) -> None:
+def test_fedfm_on_hosts(host: str) -> None:
+    weight = 4.0
     fed = federation(f"{host}+fedfm(weight={weight}, start=1)")
     server, anchors, previous = net(), torch.zeros(CLASSES, 7), {}
     for t, cohort in enumerate(COHORTS, start=1):
@@ -114,8 +116,9 @@ def test_fedfm_on_hosts(host: str, weight: float = 4.0) -> None:
 
 
 @pytest.mark.parametrize("personal", ["ditto", "fedrep", "fedper", "fedbabu"])
-def test_mean_regularisation_on_personal_methods(personal: str, kappa: float = 5.0) -> None:
+def test_mean_regularisation_on_personal_methods(personal: str) -> None:
     """Table 6: MR acts where what is uploaded trains, and nowhere else."""
+    kappa = 5.0
     fed = federation(f"{personal}+mr(kappa={kappa})")
     server, g = net(), None
     own = {i: net() for i in range(len(SIZES))}

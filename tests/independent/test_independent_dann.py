@@ -10,7 +10,8 @@ from plain import COHORTS, SIZES, attached, average, batches, federation, net, s
 from torch import nn
 
 
-def test_dann(weight: float = 0.4) -> None:
+def test_dann() -> None:
+    weight = 0.4
     fed = federation(f"dann(weight={weight}, hidden=6)")
     server = net()
     judge = attached(fed, "dann", nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, len(SIZES))))

@@ -8,6 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain import COHORTS, LR, SIZES, average, batches, federation, frozen, net, same_model, same_numbers, samples, sgd, shares
+from torch import Tensor
+
+from consilience.core.federation import Federation
+from consilience.core.part import Phase
 
 KAPPA = 20.0
 SETTINGS = {
@@ -75,6 +79,5 @@ def test_dbe(row: str, norm: bool) -> None:
                 same_numbers(fed.client(i).tensors["personal"]["prbm"], {"shift": shift[i].detach()})
 
 
-def first_epochs(fed, client, epochs):
-    from consilience.core.part import Phase
+def first_epochs(fed: Federation, client: int, epochs: int) -> list[tuple[Tensor, Tensor]]:
     return batches(fed, client, 0, [Phase(fed.plain_phase.name, (), epochs=epochs)]) if epochs else []

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from plain import COHORTS, SIZES, average, batches, federation, net, same_model, sgd, shares, weights_of
 
 
-def test_ditto(weight: float = 0.5, epochs: int = 3) -> None:
+def test_ditto() -> None:
+    weight, epochs = 0.5, 3
     fed = federation(f"ditto(weight={weight}, epochs={epochs})")
     main, second = fed.phases
     server = net()

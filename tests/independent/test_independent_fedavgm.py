@@ -11,7 +11,8 @@ from plain import COHORTS, average, batches, federation, net, same_model, same_n
 
 
 @pytest.mark.parametrize("dampened", [False, True])
-def test_fedavgm(dampened: bool, beta: float = 0.6, server_lr: float = 0.8) -> None:
+def test_fedavgm(dampened: bool) -> None:
+    beta, server_lr = 0.6, 0.8
     fed = federation(f"fedavgm(beta={beta}, server_lr={server_lr}, dampened={str(dampened).lower()})")
     server = net()
     v = {k: torch.zeros_like(p) for k, p in server.named_parameters()}

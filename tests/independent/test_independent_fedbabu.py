@@ -12,7 +12,8 @@ from consilience.core.part import Phase
 
 
 @pytest.mark.parametrize("tuned", ["whole", "head"])
-def test_fedbabu(tuned: str, fine_tune: int = 3) -> None:
+def test_fedbabu(tuned: str) -> None:
+    fine_tune = 3
     fed = federation(f"fedbabu(fine_tune={fine_tune}, tuned={tuned})")
     server = net()
     for t, cohort in enumerate(COHORTS, start=1):

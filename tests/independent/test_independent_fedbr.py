@@ -1,4 +1,4 @@
-"""FedBR in plain loops (ICML 2023, Alg. 1; METHODS 1.2): max step on the projection, min step on the model, all three averaged uniformly."""
+"""FedBR in plain loops (Alg. 1, eq. 3–7; METHODS 1.2, 1.3): max step on the projection, min step on the model, uniform averages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLASSES, COHORTS, Net, attached, average, batches, federation, frozen, net, recorded, same_model, same_numbers, sgd, shares
+from plain import (
+    CLASSES,
+    COHORTS,
+    Net,
+    attached,
+    average,
+    batches,
+    federation,
+    frozen,
+    net,
+    recorded,
+    same_model,
+    same_numbers,
+    sgd,
+    shares,
+)
 from torch import Tensor, nn
 
 from consilience import rng

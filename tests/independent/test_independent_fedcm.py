@@ -11,7 +11,8 @@ from plain import COHORTS, LR, average, batches, federation, net, same_model, sa
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedcm(momentum: float, alpha: float = 0.3) -> None:
+def test_fedcm(momentum: float) -> None:
+    alpha = 0.3
     fed = federation(f"fedcm(alpha={alpha})", momentum=momentum)
     server = net()
     direction = {k: torch.zeros_like(p) for k, p in server.named_parameters()}

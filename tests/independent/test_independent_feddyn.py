@@ -11,7 +11,8 @@ from plain import COHORTS, SIZES, average, batches, federation, net, same_model,
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_feddyn(momentum: float, alpha: float = 0.3) -> None:
+def test_feddyn(momentum: float) -> None:
+    alpha = 0.3
     fed = federation(f"feddyn(alpha={alpha})", momentum=momentum)
     server = net()
     zero = {k: torch.zeros_like(p) for k, p in server.named_parameters()}

@@ -24,7 +24,8 @@ class Generator(nn.Module):
         return self.last(F.relu(self.norm(self.first(torch.cat([noise, F.one_hot(y, CLASSES)], 1)))))
 
 
-def test_fedgen(monkeypatch: pytest.MonkeyPatch, weight: float = 0.7) -> None:
+def test_fedgen(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = 0.7
     fed = federation(f"fedgen(weight={weight}, noise={NOISE}, hidden={HIDDEN}, steps={STEPS})")
     generator = Generator()
     for p, v in zip(generator.parameters(), fed.shared["gen"]["generator"].values(), strict=False):

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from plain import CLASSES, COHORTS, average, batches, federation, frozen, net, same_model, sgd, shares
 
 
-def test_fedntd(beta: float = 1.5, tau: float = 2.0) -> None:
+def test_fedntd() -> None:
+    beta, tau = 1.5, 2.0
     fed = federation(f"fedntd(beta={beta}, tau={tau})")
     server = net()
     for t, cohort in enumerate(COHORTS, start=1):

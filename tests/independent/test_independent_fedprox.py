@@ -10,7 +10,8 @@ from plain import COHORTS, average, batches, federation, net, same_model, sgd, s
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedprox(momentum: float, mu: float = 0.7) -> None:
+def test_fedprox(momentum: float) -> None:
+    mu = 0.7
     fed = federation(f"fedprox(mu={mu})", momentum=momentum)
     server = net()
     for t, cohort in enumerate(COHORTS, start=1):

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from plain import COHORTS, SIZES, average, batches, federation, net, same_model, same_numbers, sgd, shares
 
 
-def test_fedrep(head_epochs: int = 3) -> None:
+def test_fedrep() -> None:
+    head_epochs = 3
     fed = federation(f"fedrep(head_epochs={head_epochs})")
     first, second = fed.phases
     server = net()

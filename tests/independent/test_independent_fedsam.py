@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from plain import COHORTS, average, batches, federation, net, same_model, sgd, shares
 
 
-def test_fedsam(rho: float = 0.3) -> None:
+def test_fedsam() -> None:
+    rho = 0.3
     fed = federation(f"fedsam(rho={rho})")
     server = net()
     for t, cohort in enumerate(COHORTS, start=1):

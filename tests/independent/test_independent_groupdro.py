@@ -11,7 +11,8 @@ from plain import COHORTS, SIZES, average, batches, federation, net, same_model,
 
 
 @pytest.mark.parametrize("loss_of", ["round", "first"])
-def test_groupdro(loss_of: str, eta: float = 0.5) -> None:
+def test_groupdro(loss_of: str) -> None:
+    eta = 0.5
     fed = federation(f"groupdro(eta={eta}, loss_of={loss_of})")
     server, q = net(), torch.ones(len(SIZES))
     for t, cohort in enumerate(COHORTS, start=1):

@@ -35,7 +35,6 @@ READINGS = {
 @pytest.mark.parametrize("reading", READINGS)
 def test_lfd(reading: str, norm: bool) -> None:
     options = READINGS[reading]
-    fed = federation("lfd", norm)
     fed = federation("cosine+drift(" + ", ".join(f"{k}={str(v).lower()}" for k, v in options.items()) + ")", norm)
     server = net(norm)
     (rows,) = [v for k, v in fed.model["params"].items() if k.startswith("head.")]

@@ -12,7 +12,8 @@ from torch import nn
 
 
 @pytest.mark.parametrize("projection", [0, 6])
-def test_moon(projection: int, mu: float = 2.0, tau: float = 0.5) -> None:
+def test_moon(projection: int) -> None:
+    mu, tau = 2.0, 0.5
     fed = federation(f"moon(mu={mu}, tau={tau}, projection={projection})")
     server = net()
     if projection:                                                                   # d → d, ReLU, d → 6, then the head
