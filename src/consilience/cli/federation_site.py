@@ -16,6 +16,7 @@ HINT = 30.0               # seconds without an answer after which a hint is due
 WORDS = {"query": "asked before training", "train": "training", "evaluate": "scoring"}
 _ROUND = re.compile(r"\[RUN (\d+)(?:, ROUND (\S+))?\]\s*\n(?:.*\n)?.*Receiving: (\S+) message")
 _REFUSED = re.compile(r"REFUSED (run \d+: .*)")
+_CANNOT = re.compile(r"(?:This site cannot take part|Site \d+ cannot answer \w+|Site \d+ failed in \w+)(?:: [^\n]*)?")
 _RAISED = re.compile(r"The app raised an exception\.[\s\S]*?\n(\w*(?:Error|Exception)[^\n]*)")
 
 
@@ -44,9 +45,9 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
             console.print(f"run {found[1]}, round {found[2] or 0}: {WORDS.get(found[3], found[3])}")
             seen["node"] = found.end()
         said = running.starter.said()
-        for found in sorted([*_REFUSED.finditer(said, seen["app"]), *_RAISED.finditer(said, seen["app"])], key=lambda m: m.start()):
+        for found in sorted((m for p in (_REFUSED, _CANNOT, _RAISED) for m in p.finditer(said, seen["app"])), key=lambda m: m.start()):
             word = "Refused" if found.re is _REFUSED else "Failed"
-            console.print(f"[red]{word}[/red] {escape(found[1])}", soft_wrap=True)
+            console.print(f"[red]{word}[/red] {escape(found[1] if found.re.groups else found[0])}", soft_wrap=True)
             if word == "Refused":
                 console.print(f"Its bundle lies unopened in {approvals.refused}; to approve it: consilience federation approve "
                               f"{approvals.store} HASH", soft_wrap=True)

@@ -378,6 +378,21 @@ def test_unexpected_errors_tell_the_server_no_details(tmp_path: Path, monkeypatc
     assert answer.about["error"] == "an unexpected ValueError; the site's log has the details"
 
 
+def test_errors_that_name_files_of_a_site_stay_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def damage(number: int, request: Parcel, work: Answer) -> Parcel:
+        if (number, request.about["task"], request.about["round"]) == (1, "train", 2):
+            for path in tmp_path.glob("store1/*/site-1/round-*/state.json"):
+                path.write_text("{")
+        answer = work()
+        assert str(tmp_path) not in str(answer.about)
+        return answer
+    with caplog.at_level(logging.ERROR, "consilience.federation"):
+        records = Fake(tmp_path, "scaffold", damage, rounds=2).run()
+    assert records[-1]["lost"] == ["site-1"]
+    assert str(tmp_path) in caplog.text                         # where the operator of the site finds it
+    assert "DataError; the site's log has the details" in caplog.text
+
+
 def test_a_site_that_only_has_test_samples_is_scored(tmp_path: Path) -> None:
     fake = Fake(tmp_path, "dbe", rounds=1)
     records = fake.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -156,11 +157,21 @@ def test_the_apps_of_a_stub() -> None:
     assert isinstance(client_app(), ClientApp)
 
 
-def test_a_site_that_cannot_be_built_tells_the_server(tmp_path) -> None:
+@pytest.mark.parametrize("data", ["arrays(path='{}/none.npz')", "table(path='{}/wards.csv', label=dx)"])
+def test_a_site_that_cannot_be_built_tells_the_server_nothing_of_its_files(data, tmp_path, caplog) -> None:
+    """That its data cannot be used travels; where they lie and what stands in them is in the site's log alone."""
+    (tmp_path / "wards.csv").write_text("age,dx\nMeier,1\n")
     message = flwr_app.Message(pack(Parcel.of({"federation": "0" * 16, "task": "hello", "round": 0})), 1, "query")
     message.metadata.__dict__["_message_id"] = "m"
-    context = flwr_app.Context(1, 1, {"site": 0, "data": f"arrays(path='{tmp_path}/none.npz')", "store": str(tmp_path)},
+    context = flwr_app.Context(1, 1, {"site": 0, "data": data.format(tmp_path), "store": str(tmp_path)},
                                flwr_app.RecordDict(), {"method": "fedavg", "sample": "1,8,8", "classes": 3})
-    answer = unpack(client_app()(message, context).content)
+    with caplog.at_level(logging.ERROR, "consilience.federation"):
+        logging.getLogger("consilience.federation").addHandler(caplog.handler)
+        try:
+            answer = unpack(client_app()(message, context).content)
+        finally:
+            logging.getLogger("consilience.federation").removeHandler(caplog.handler)
     assert answer.about["task"] == "hello"
-    assert "none.npz" in answer.about["error"]
+    assert "the site's log says why" in answer.about["error"]
+    assert not [word for word in ("none.npz", "Meier", "age", "wards", str(tmp_path)) if word in str(answer.about)]
+    assert "none.npz" in caplog.text or "Meier" in caplog.text

@@ -10,6 +10,7 @@ import torch
 
 from consilience.core.client import ClientState
 from consilience.engines.flower import FederationSettings, SiteSettings
+from consilience.engines.flower.parcel import Refused
 from consilience.engines.flower.versions import Versions, new_token
 from consilience.errors import ConfigError, DataError
 
@@ -84,7 +85,7 @@ def test_versions_by_round(tmp_path: Path) -> None:
     assert torch.equal(again.tensors["kept"]["p"]["c"], torch.full((3,), 3.0))
     assert again.tensors["local"] == {}
     assert (again.first, again.seen, again.own_round) == (False, 2, 3)
-    with pytest.raises(DataError, match="round 1 is not in its store"):
+    with pytest.raises(Refused, match="round 1 is not in its store"):
         versions.at(1)
 
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from ...errors import ConsilienceError
 from ...federation.site import load_site
 from .grid import FlowerLink, pack, unpack
-from .parcel import Parcel
+from .parcel import Parcel, Refused
 from .server import Server
 from .settings import FederationSettings, SiteSettings
 from .site import Site
@@ -56,7 +56,7 @@ def make_client_app() -> ClientApp:
             request = unpack(message.content)
             reply = site_of(context.run_config, context.node_config).answer(request)
         except ConsilienceError as error:       # the site cannot even be built: wrong settings, data that do not fit
-            log.error("This site cannot take part: %s", error)
+            log.error("This site cannot take part: %s", error.__cause__ or error)
             known = unpack(message.content).about
             reply = Parcel.of({"error": str(error), **{k: known.get(k) for k in ("federation", "task", "round", "site")}})
         return Message(pack(reply), reply_to=message)
@@ -73,6 +73,9 @@ def site_of(run_config: Any, node_config: Any) -> Site:
     if key not in _sites:
         settings, own = FederationSettings.make(run_config), SiteSettings.make(node_config)
         _sites.clear()                          # one at a time: its data are in memory
-        data = load_site(own.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+        try:
+            data = load_site(own.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+        except ConsilienceError as error:       # its text names files and quotes what stands in them: for the site's own log alone
+            raise Refused("its data cannot be read, or are not what was agreed on; the site's log says why") from error
         _sites[key] = Site(settings, own, data)
     return _sites[key]

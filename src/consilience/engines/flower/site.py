@@ -57,9 +57,12 @@ class Site:
         try:
             with self._one_at_a_time, self._threads(), torch.no_grad():
                 about, tensors = self._answer(request)
-        except (ConsilienceError, Refused) as error:
+        except Refused as error:
             log.error("Site %d cannot answer %s: %s", self.number, request.about.get("task"), error)
             about, tensors = {"error": str(error)}, {}
+        except ConsilienceError as error:        # names files of the site
+            log.error("Site %d cannot answer %s: %s", self.number, request.about.get("task"), error)
+            about, tensors = {"error": f"it has met a {type(error).__name__}; the site's log has the details"}, {}
         except Exception as error:               # its text could quote data, so only its kind is sent
             log.exception("Site %d failed in %s", self.number, request.about.get("task"))
             about, tensors = {"error": f"an unexpected {type(error).__name__}; the site's log has the details"}, {}

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ... import tree
 from ...core.client import ClientState
-from ...errors import ConfigError, DataError
+from ...errors import DataError
 from ...runs.files import disk, read_json, read_tensors, sync_folder, write_json, write_tensors
+from .parcel import Refused
 
 KEEP = 2                       # accepted versions kept: the server itself keeps two checkpoints
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -35,7 +36,7 @@ class Versions:
 
     def __init__(self, store: str | Path, federation: str, site: int, fresh: ClientState) -> None:
         if not _TOKEN.fullmatch(federation):          # it becomes part of a path
-            raise ConfigError(f"A federation's token has 16 hexadecimal digits. Got {federation[:40]!r} instead.")
+            raise Refused(f"a federation's token has 16 hexadecimal digits. Got {federation[:40]!r} instead")
         self.folder = Path(store).expanduser() / federation / f"site-{site}"
         self.fresh = fresh
 
@@ -50,8 +51,8 @@ class Versions:
         folder = self._folder(round_number)
         if not folder.is_dir():
             have = ", ".join(map(str, self.rounds())) or "none"
-            raise DataError(f"The site's state of round {round_number} is not in its store (rounds there: {have}). Was the store "
-                            "emptied or replaced? Put it back from a backup; the federation goes on without the site until then.")
+            raise Refused(f"the site's state of round {round_number} is not in its store (rounds there: {have}). Was the store "
+                            "emptied or replaced? Put it back from a backup; the federation goes on without the site until then")
         about = read_json(folder / "state.json")
         flat = read_tensors(folder / "state.safetensors", about["sha256"])
         expected: dict[str, Tensor] = dict(tree.paths(self.fresh.tensors))
