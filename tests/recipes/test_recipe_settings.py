@@ -10,6 +10,7 @@ import pytest
 
 from consilience.data.sources import domainnet, office_caltech10, prostate_mri
 from consilience.metrics.registry import make_measures
+from consilience.recipes.check import run_facts
 from consilience.recipes.folders import cell_values, essence, run_folder
 from consilience.recipes.load import load_recipe, recipe_names
 from consilience.runs.config import RunConfig
@@ -140,15 +141,16 @@ def test_results_that_are_kept_belong_to_a_cell():
     """A change of a recipe that alters a run's settings would lose what was computed for it."""
     kept = set(json.loads((RESULTS / "records" / "runs.json").read_text(encoding="utf-8")))
     seeds = {int(name.rpartition("seed")[2]) for name in kept}
-    known = set()
+    known, names = set(), "|".join(run_facts({}))
     for page in RESULTS.glob("*-*.md"):
-        form = r"([a-z]+)-([a-z]+[0-9]+)(?:-rounds-x([0-9.]+))?(?:-([a-z_]+)-(.+))?"        # dbe-table5-rounds-x0.6-precision-bfloat16
-        paper, table, scale, *changed = re.fullmatch(form, page.stem).groups()
+        # dbe-table5-rounds-x0.6-precision-bfloat16-layout-channels_last: the names of settings say where each begins
+        paper, table, scale, more = re.fullmatch(r"([a-z]+)-([a-z]+[0-9]+)(?:-rounds-x([0-9.]+))?(-.+)?", page.stem).groups()
+        changed = re.findall(rf"-({names})-(.+?)(?=-(?:{names})-|$)", more or "")
+        assert "".join(f"-{name}-{value}" for name, value in changed) == (more or "")
         recipe = load_recipe(f"{paper}/{table}")
         for one in recipe.available():
             if one.values is not None:
-                runs = (cell_values(one, seed, scale=float(scale or 1), scaled=recipe.scaled,
-                                    changed=[tuple(changed)] if changed[0] else ()) for seed in seeds)
+                runs = (cell_values(one, seed, scale=float(scale or 1), scaled=recipe.scaled, changed=changed) for seed in seeds)
                 known |= {run_folder(Path(), values).name for values in runs}
     assert len(kept) >= 26
     assert kept <= known, sorted(kept - known)
