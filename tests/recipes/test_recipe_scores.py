@@ -78,6 +78,13 @@ def test_a_numbered_round_worst_client_and_lowest_loss():
     assert value_of(Score(model="global", what="loss", select="best"), RECORDS) == 0.5      # lowest, not highest
 
 
+@pytest.mark.parametrize("how", [{"average": "clients"}, {"average": "worst"}, {"client": "a"}])
+def test_losses_are_recorded_pooled_alone(how):
+    """A pooled loss used to be given out as the mean over clients."""
+    with pytest.raises(ConfigError, match="losses pooled over samples alone"):
+        Score(what="loss", **how)
+
+
 def test_rounds_and_seconds():
     # the best pooled accuracy, 0.80, stands in rounds 2 and 3: the earlier counts
     assert value_of(Score(select="best", report="round"), RECORDS) == 2

@@ -56,8 +56,20 @@ class Score:
         if self.taken is not None and (self.measure is not None or "." not in self.taken):
             raise ConfigError("The 'taken' option of the score is a measure of the run and the place of the number in its result, as in "
                               f"shifted_test.mean, and stands alone, without 'measure'. Got {self.taken!r}.")
+        if self.what == "loss" and (self.client is not None or self.average != "pooled"):
+            raise ConfigError("The score asks for a loss by client, but records hold losses pooled over samples alone. "
+                              "Set average = \"pooled\", and no client.")
         if self.client is not None and self.samples == "test":
             raise ConfigError("The score asks for one client on the global test set, which belongs to none.")
+
+    @property
+    def no_fraction(self) -> str | None:
+        """What the score counts, where that is surely no fraction."""
+        if self.measure:
+            return None
+        if self.reach is not None or self.reach_row is not None or self.report == "round":
+            return "rounds"
+        return "seconds" if self.report != "value" else "a loss" if self.what == "loss" and self.taken is None else None
 
     def sentence(self) -> str:
         """The protocol in words."""

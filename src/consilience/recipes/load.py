@@ -186,6 +186,9 @@ class _Reader:
             raise type(error)(f"{where}: {error}") from None
         unit = column.unit if column.unit is not None else self.own.get("unit", self.paper.get("unit", "%"))
         _one_of(unit, UNITS, "unit")
+        counted = next(filter(None, (s.no_fraction for s in (score, *(s for _, s in others)))), None)
+        if unit == "%" and counted:
+            raise ConfigError(f"{where}: it is scored by {counted}, which % would multiply by 100. Set unit = \"\" for the column.")
         digits = column.digits if column.digits is not None else self.own.get("digits", self.paper.get("digits", 2))
         return Cell(row, column, values, score, others, row.paper.get(column.name), unit, digits, why,
                     " ".join(filter(None, (row.note, column.note, own.get("note", "")))))

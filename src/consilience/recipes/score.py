@@ -66,7 +66,7 @@ def _read(score: Score, record: Record) -> float | None:
         return _each(score, part).get(score.client)
     if score.what == "accuracy":
         return part.get(_AVERAGES[score.average])
-    if score.average == "pooled" or score.what == "loss":
+    if score.average == "pooled":
         return part.get(score.what)
     each = _each(score, part).values()
     return None if not each else min(each) if score.average == "worst" else sum(each) / len(each)
