@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import shutil
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
 from tiny_recipe import TINY, entry, load_tiny
@@ -18,7 +20,7 @@ from consilience.recipes.merge import merge_runs
 from consilience.recipes.orders import Order, Piece, parse_asked
 from consilience.recipes.results import NOTHING_YET, WORDS, write_results
 from consilience.recipes.run import reproduce, reproduce_all
-from consilience.runs.files import read_json, write_json
+from consilience.runs.files import DiskError, read_json, write_json
 from consilience.runs.folder import read_records
 
 run_module = importlib.import_module("consilience.runs.run")
@@ -145,6 +147,27 @@ def test_runs_come_together_from_an_archive_and_go_on(whole, tmp_path):
     (tmp_path / "broken.tar").write_text("no archive")
     with pytest.raises(ConfigError, match="cannot be unpacked"):
         merge_runs([tmp_path / "broken.tar"], here / "runs")
+
+
+def test_a_copy_that_is_cut_off_leaves_what_was_there(whole, tmp_path, monkeypatch):
+    """The run here has come less far than the one that is brought, whose copying ends after some files."""
+    here = tmp_path / "runs"
+    shutil.copytree(whole[2] / "runs", here)
+    name = next(p.name for p in here.iterdir() if p.name.startswith("dbe-"))
+    (here / name / "done").unlink()
+    before = sorted(p.relative_to(here) for p in here.rglob("*"))
+
+    def full(source, target):
+        Path(target).mkdir(parents=True)
+        (Path(target) / "config.json").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", full)
+        with pytest.raises(DiskError, match="No space left"):
+            merge_runs([whole[2] / "runs"], here)
+    assert sorted(p.relative_to(here) for p in here.rglob("*")) == before
+    assert merge_runs([whole[2] / "runs"], here) == [name]
+    assert (here / name / "done").is_file()
 
 
 def test_a_run_begun_on_a_gpu_goes_on_without_one(whole, tmp_path):

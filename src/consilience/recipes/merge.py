@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, ConsilienceError
 from ..report.gather import find_runs, read_run
+from ..runs.files import disk
 
 
 def merge_runs(sources: Sequence[str | Path], runs: Path) -> list[str]:
@@ -46,11 +47,26 @@ def _copy(folder: Path, runs: Path) -> list[str]:
         target = runs / found.name
         if found.resolve() == target.resolve() or _progress(found) <= _progress(target):
             continue
-        if target.is_dir():
-            shutil.rmtree(target)
-        shutil.copytree(found, target)
+        _put(found, target)
         out.append(found.name)
     return out
+
+
+def _put(found: Path, target: Path) -> None:
+    """A copy that is there whole or not at all; until it is, what was there before stays."""
+    with disk("write", target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".merging-", dir=target.parent) as place:      # hidden, so that nobody takes it for runs
+            new, old = Path(place) / "new", Path(place) / "old"
+            shutil.copytree(found, new)
+            if target.is_dir():
+                target.rename(old)
+            try:
+                new.rename(target)
+            except BaseException:
+                if old.is_dir():
+                    old.rename(target)
+                raise
 
 
 def _progress(folder: Path) -> tuple[bool, int, int]:
