@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -280,7 +279,3 @@ def check_pair(a: Part, b: Part) -> bool:
 
 def pairs(parts: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
     return itertools.combinations(parts, 2)
-
-
-def with_settings(part: Part, **values: Any) -> Part:
-    return replace(part, **values)  # type: ignore[type-var]

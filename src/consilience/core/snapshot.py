@@ -40,15 +40,12 @@ def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -
         if tensors[path].shape != expected[path].shape or tensors[path].dtype != expected[path].dtype:
             raise DataError(f"The snapshot does not fit this run: {path!r} is {tuple(tensors[path].shape)} {tensors[path].dtype}, "
                             f"expected {tuple(expected[path].shape)} {expected[path].dtype}.")
-    # `like` keeps homes that hold no tensors, which a flat file cannot show
-    def like(template: Any, prefix: str) -> Any:
-        if isinstance(template, dict):
-            return {k: like(v, f"{prefix}/{k}") for k, v in template.items()}
-        return torch.empty_like(template).copy_(tensors[prefix])        # with the template's device and memory layout
-    fed.model, fed.shared, fed.server = (like(getattr(fed, home), home) for home in ("model", "shared", "server"))
+    # with the device and memory layout of what it replaces
+    placed = {path: torch.empty_like(expected[path]).copy_(tensor) for path, tensor in tensors.items()}
+    fed.model, fed.shared, fed.server = (tree.like(getattr(fed, home), placed, home) for home in ("model", "shared", "server"))
     fed.clients.clear()                  # a store that keeps itself is told to go back by whoever has its checkpoint
     for number, numbers in meta["clients"].items():
-        fed.clients.put(int(number), ClientState(like(fed.clients.fresh.tensors, f"clients/{number}"), **numbers))
+        fed.clients.put(int(number), ClientState(tree.like(fed.clients.fresh.tensors, placed, f"clients/{number}"), **numbers))
     fed.clients.commit()
     for name in _NUMBERS:
         setattr(fed, name, copy.copy(meta[name]))

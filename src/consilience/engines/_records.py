@@ -6,7 +6,6 @@ import contextlib
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class Records:
         whole = self._raw(record, crc)
         flat = {name: torch.empty_like(leaf).copy_(whole[at: at + leaf.numel() * leaf.element_size()].view(leaf.dtype).view(leaf.shape))
                 for name, at, leaf in self.places}
-        return _like(self.template, flat, "")
+        return tree.like(self.template, flat)
 
     def _raw(self, record: int, crc: int | None) -> Tensor:
         whole = torch.empty(self.size, dtype=torch.uint8)
@@ -150,10 +149,3 @@ def sync_folder(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _like(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
-    """The template's shape, empty homes included, with other leaves."""
-    if isinstance(template, dict):
-        return {k: _like(v, flat, f"{path}/{k}" if path else k) for k, v in template.items()}
-    return flat[path]
