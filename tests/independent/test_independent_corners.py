@@ -15,6 +15,7 @@ from plain import (
     LR,
     RHO,
     SIZES,
+    attached,
     average,
     batches,
     federation,
@@ -28,6 +29,7 @@ from plain import (
     shares,
     weights_of,
 )
+from torch import nn
 
 from consilience.parts.mixup import Mixup
 
@@ -136,6 +138,57 @@ def test_sam_wraps_added_terms_and_leaves_corrections_outside() -> None:
         server.load_state_dict(average(trained, shares(cohort, uniform=True)))
         fed.round(cohort)
         same_model(fed.model, server)
+
+
+def test_sam_takes_the_steps_of_adversaries_once() -> None:
+    """FedBR's projection and DANN's discriminator step before both passes, and are constants in them."""
+    fed = federation("fedsam(rho=0.2)+fedbr(projection=released)+dann(weight=0.3, hidden=6)", norm=False)
+    server = net(norm=False)
+    first_p = attached(fed, "debias", nn.Sequential(nn.Linear(7, 14), nn.ReLU(), nn.Linear(14, 14), nn.ReLU(), nn.Linear(14, 7)))
+    first_d = attached(fed, "dann", nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, len(SIZES))))
+
+    def contrast(p, zp, zg, z):
+        return F.softplus(2 * F.cosine_similarity(p(zp), p(z)) - 2 * F.cosine_similarity(p(zp), p(zg))).mean()
+
+    for t, cohort in enumerate(COHORTS, start=1):
+        fed.round(cohort)
+        pseudo, models, ps, ds = fed.shared["debias"]["pseudo"], {}, {}, {}
+        zg = frozen(server).features(pseudo)
+        for i in cohort:
+            local, p, d = copy.deepcopy(server), copy.deepcopy(first_p), copy.deepcopy(first_d)
+            optimiser, of_p, of_d = sgd(local.parameters()), sgd(p.parameters(), decay=0.0), sgd(d.parameters(), decay=0.0)
+            for x, y in batches(fed, i, t):
+                n, me = len(x), torch.full_like(y, i)
+                z, zp = local.features(x).detach(), local.features(pseudo).detach()
+                of_p.zero_grad()
+                (-contrast(p, zp[:n], zg[:n], z)).backward()
+                of_p.step()
+                of_d.zero_grad()
+                F.cross_entropy(d(z), me).backward()
+                of_d.step()
+
+                def gradient(m, x=x, y=y, n=n, me=me, p=p, d=d, zg=zg, pseudo=pseudo):
+                    z, zp = m.features(x), m.features(pseudo)
+                    loss = F.cross_entropy(m.head(z), y) - F.log_softmax(m.head(zp), 1).mean()
+                    loss = loss + 0.5 * contrast(p, zp[:n], zg[:n], z) - 0.3 * F.cross_entropy(d(z), me)
+                    return torch.autograd.grad(loss, list(m.parameters()))
+                g1, worst = gradient(local), copy.deepcopy(local)
+                size = torch.sqrt(sum(g.square().sum() for g in g1)) + 1e-12
+                with torch.no_grad():
+                    for w, g in zip(worst.parameters(), g1):
+                        w += 0.2 * g / size
+                for w, g in zip(local.parameters(), gradient(worst)):
+                    w.grad = g
+                optimiser.step()
+            models[i], ps[i], ds[i] = local.state_dict(), p.state_dict(), d.state_dict()
+        each = shares(cohort, uniform=True)
+        for module, states in ((server, models), (first_p, ps), (first_d, ds)):
+            module.load_state_dict(average(states, each))
+        same_model(fed.model, server)
+        for name, module in (("debias.", first_p), ("dann.", first_d)):
+            ours = [v for k, v in fed.model["params"].items() if k.startswith(name)]
+            for a, b in zip(ours, module.parameters(), strict=True):
+                torch.testing.assert_close(a, b.detach(), rtol=0, atol=1e-9)
 
 
 def test_weights_of_losses_then_momentum_of_the_server() -> None:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from plain import COHORTS, average, batches, federation, net, same_model, sgd, shares
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("weights", "norm"), [("samples", True), ("uniform", False)])
 def test_fedavg(weights: str, norm: bool) -> None:
     fed = federation("fedavg", norm, weights=weights)
     server = net(norm)

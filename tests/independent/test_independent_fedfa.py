@@ -27,12 +27,13 @@ SETTINGS = {
     "FedFA-C": {"sharing": "none"},
     "FedFA-R": {"sharing": "random"},
     "one stage": {"stages": "[2]"},
+    "corrected for the start": {"bias_correct": True, "p": 1.0},
 }
 
 
 def layer(x: Tensor, draws: dict[str, Any], shared: tuple[Tensor, Tensor], stats: tuple[Tensor, Tensor], sharing: str,
           unbiased: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    if not draws["coin"] < P:                                                            # Alg. 2, line 1
+    if not draws["coin"] < draws["p"]:                                                            # Alg. 2, line 1
         return x, stats
     mu = x.mean((2, 3))                                                                  # eq. 2
     sigma = (x.var((2, 3), unbiased=unbiased) + EPS).sqrt()
@@ -55,19 +56,22 @@ def test_fedfa(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how = SETTINGS[row]
     sharing, kept, unbiased = how.get("sharing", "per_channel"), how.get("stats", "kept"), how.get("unbiased", True)
     stages = ["stage2"] if "stages" in how else ["stage1", "stage2"]
-    norm = row != "paper"
-    fed = federation("fedfa(" + ", ".join([f"p={P}, momentum={ALPHA}", *(f"{k}={str(v).lower()}" for k, v in how.items())]) + ")", norm)
+    norm = row not in ("paper", "corrected for the start")
+    options = {"p": P, "momentum": ALPHA} | how
+    batch = 6 if row == "corrected for the start" else 8                                 # 19 = 3·6 + 1: a batch of one sample
+    fed = federation("fedfa(" + ", ".join(f"{k}={str(v).lower()}" for k, v in options.items()) + ")", norm, batch=batch)
     uniforms, normals = recorded(monkeypatch, rng, "uniform"), recorded(monkeypatch, rng, "box_muller")
     server = net(norm)
     fresh: Stats = {s: (torch.zeros(CHANNELS[s]), torch.ones(CHANNELS[s])) for s in stages}
     between: Stats = {s: (torch.ones(CHANNELS[s]), torch.ones(CHANNELS[s])) for s in stages}
     own: dict[int, Stats] = {}
+    updates = dict.fromkeys(range(4), 0)
     mean_of_all = fresh
     for t, cohort in enumerate(COHORTS, start=1):
         uniforms.clear()
         normals.clear()
         fed.round(cohort)
-        drawn = iter([{"coin": u[0], "mu": n[0], "sigma": n[1]} for u, n in zip(uniforms, normals, strict=True)])
+        drawn = iter([{"p": options["p"], "coin": u[0], "mu": n[0], "sigma": n[1]} for u, n in zip(uniforms, normals, strict=True)])
         trained, sent = {}, {}
         for i in cohort:
             local = copy.deepcopy(server)
@@ -77,12 +81,16 @@ def test_fedfa(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 h = x
                 for name in ("stage1", "stage2"):
                     h = getattr(local, name)(h)
-                    if name in stages:
+                    if name in stages and len(x) > 1:                                    # one sample has no variance
                         h, stats[name] = layer(h, next(drawn), between[name], stats[name], sharing, unbiased)
+                updates[i] += len(x) > 1
                 optimiser.zero_grad()
                 F.cross_entropy(local.head(local.header(local.neck(h))), y).backward()
                 optimiser.step()
             trained[i], own[i], sent[i] = local.state_dict(), stats, stats
+            if "bias_correct" in how:                                                    # they started at 0 and 1, with weight αⁿ left
+                left = ALPHA ** updates[i]
+                sent[i] = {s: (m / (1 - left), (d - left) / (1 - left)) for s, (m, d) in stats.items()}
         server.load_state_dict(average(trained, shares(cohort, uniform=True)))           # eq. 1: 1/M each
         for s in stages:
             together = [torch.stack([sent[i][s][n] for i in cohort]) for n in (0, 1)]

@@ -31,8 +31,7 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize(("reading", "norm"), [*((reading, True) for reading in READINGS), ("defaults", False)])
 def test_lfd(reading: str, norm: bool) -> None:
     options = READINGS[reading]
     fed = federation("cosine+drift(" + ", ".join(f"{k}={str(v).lower()}" for k, v in options.items()) + ")", norm)
