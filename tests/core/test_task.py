@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from consilience import rng
 from consilience.core.task import as_probabilities, image_dice, soft_dice_loss, task_named
 from consilience.errors import ConfigError
+from consilience.metrics.accuracy import per_sample
 
 CLASSIFICATION, SEGMENTATION = task_named("classification"), task_named("segmentation")
 
@@ -22,9 +23,8 @@ def test_classification_with_whole_and_soft_targets():
     assert CLASSIFICATION.loss(logits, y).item() == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
     soft = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
     assert CLASSIFICATION.loss(logits, soft).item() == pytest.approx(((math.log(4) + math.log(4 / 3)) / 2 + math.log(4)) / 2)
-    scores = CLASSIFICATION.score(logits, y)
-    assert {k: v.item() for k, v in scores.items()} == {"count": 2, "correct": 1,
-                                                        "loss_sum": pytest.approx(math.log(4 / 3) + math.log(4))}
+    scores = per_sample(CLASSIFICATION, logits, y)
+    assert {k: v.tolist() for k, v in scores.items()} == {"accuracy": [1, 0], "loss": pytest.approx([math.log(4 / 3), math.log(4)])}
 
 
 def test_segmentation_loss_sums_over_the_whole_batch():
@@ -58,23 +58,28 @@ def test_segmentation_scores():
     # background: 2·2/(2+3) = 4/5 and 1; foreground: 2·1/(2+1) = 2/3 and 1 (less 1e-5 in the denominators)
     per_image = image_dice(predicted, y, 2)
     assert torch.allclose(per_image, torch.tensor([[4 / 5, 2 / 3], [1, 1]]), atol=1e-4)
-    scores = SEGMENTATION.score(as_probabilities(predicted, 2) * 10, y)
-    assert scores["count"].item() == 2
-    assert scores["dice_sum"].item() == pytest.approx((4 / 5 + 2 / 3) / 2 + 1, abs=1e-4)
-    assert scores["dice_foreground_sum"].item() == pytest.approx(2 / 3 + 1, abs=1e-4)
-    assert scores["correct"].item() == pytest.approx(3 / 4 + 1)
+    scores = per_sample(SEGMENTATION, as_probabilities(predicted, 2) * 10, y)
+    assert scores["dice"].tolist() == pytest.approx([(4 / 5 + 2 / 3) / 2, 1], abs=1e-4)
+    assert scores["dice_foreground"].tolist() == pytest.approx([2 / 3, 1], abs=1e-4)
+    assert scores["accuracy"].tolist() == pytest.approx([3 / 4, 1])
+    # a pixel that is right costs ln(1 + e^−10), one that is wrong 10 more: image 1 has one of four
+    sure = math.log1p(math.exp(-10))
+    assert scores["loss"].tolist() == pytest.approx([sure + 10 / 4, sure], abs=1e-5)
+
+
+def test_a_class_absent_from_prediction_and_truth_has_no_dice():
+    empty = torch.zeros(1, 2, 2, dtype=torch.int64)
+    assert image_dice(empty, empty, 2).tolist() == [pytest.approx([1, 0], abs=1e-5)]
 
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, SEGMENTATION])
-def test_sums_of_two_batches_are_those_of_one(task):
+def test_a_sample_scores_the_same_in_any_batch(task):
     shape = (6, 3) if task is CLASSIFICATION else (6, 3, 4, 4)
     logits = rng.normal(rng.key(1, "l"), shape)
     y = rng.integers(rng.key(1, "y"), 3, (6, *shape[2:]))
-    whole, a, b = task.score(logits, y), task.score(logits[:2], y[:2]), task.score(logits[2:], y[2:])
+    whole, a, b = per_sample(task, logits, y), per_sample(task, logits[:2], y[:2]), per_sample(task, logits[2:], y[2:])
     for name in whole:
-        if name == "loss_sum" and task is SEGMENTATION:
-            continue                                                        # its Dice term is one number per batch
-        assert (a[name] + b[name]).item() == pytest.approx(whole[name].item(), rel=1e-5)
+        torch.testing.assert_close(torch.cat([a[name], b[name]]), whole[name])
 
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, SEGMENTATION])
@@ -84,7 +89,7 @@ def test_nothing_is_read_on_the_host(task):
     logits = torch.empty(2, 3, *maps, device="meta", requires_grad=True)
     y = torch.empty(2, *maps, dtype=torch.int64, device="meta")
     task.loss(logits, y).backward()
-    task.score(logits, y)
+    per_sample(task, logits, y)
     task.loss(logits, torch.empty(2, 3, *maps, device="meta"))
 
 

@@ -95,7 +95,7 @@ def test_how_many_clients_are_visited():
 def test_measuring_a_step_touches_nothing():
     fed = tiny_federation([Scaffold(), Mr()])
     before = {k: t.clone() for k, t in state_of(fed).items()}
-    assert 0 < estimate.time_step(fed) < 10
+    assert min(estimate.time_client(fed)) > 0
     assert all(torch.equal(t, before[k]) for k, t in state_of(fed).items())
     assert fed.engine.slots == {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consilience.metrics.clients import bottom_decile, client_mean, harmed, pooled_mean, worst
+from consilience.metrics.clients import bottom_decile, client_mean, harmed, worst
 from consilience.metrics.curves import mean_of_best, rounds_to, speed_up
 
 SCORES = {"a": 0.9, "b": 0.5, "c": 0.7}
@@ -12,8 +12,6 @@ SCORES = {"a": 0.9, "b": 0.5, "c": 0.7}
 
 def test_means_and_the_worst():
     assert client_mean(SCORES) == pytest.approx(0.7)
-    # (.9·10 + .5·80 + .7·10) / 100
-    assert pooled_mean(SCORES, {"a": 10, "b": 80, "c": 10}) == pytest.approx(0.56)
     assert worst(SCORES) == ("b", 0.5)
     assert worst({"y": 0.1, "x": 0.1}) == ("x", 0.1)
     assert worst({}) is None

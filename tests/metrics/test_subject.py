@@ -16,13 +16,12 @@ from consilience.core.layout import Layout
 from consilience.core.method import Method
 from consilience.core.policy import Policy
 from consilience.core.population import Population
-from consilience.core.task import task_named
+from consilience.core.task import image_dice, task_named
 from consilience.data.federated import ClientRows, FederatedData
 from consilience.engines import Sequential
 from consilience.errors import ConfigError
 from consilience.metrics import registry
 from consilience.metrics.classification import class_accuracy
-from consilience.metrics.dice import dice
 from consilience.metrics.registry import Measure, as_plain, describe_measures, installed_measures, make_measures, register
 from consilience.metrics.subject import Reference, Subject
 from consilience.options import option
@@ -165,7 +164,8 @@ def test_dice_with_and_without_background():
     per_site = []
     for client in clients:
         predicted = fed.program.network.forward(fed.model, x[client.test]).logits.argmax(1)
-        per_site.append([float(dice(predicted, y[client.test], 2, background=b)) for b in (True, False)])
+        by_class = image_dice(predicted, y[client.test], 2).mean(0)
+        per_site.append([float(by_class.mean()), float(by_class[1])])
     assert got["dice"]["global"]["with_background"]["per_client"] == pytest.approx({"site0": per_site[0][0], "site1": per_site[1][0]})
     assert got["dice"]["global"]["foreground"]["client_mean"] == pytest.approx((per_site[0][1] + per_site[1][1]) / 2)
     assert got["dice"]["global"]["with_background"]["pooled"] == pytest.approx((per_site[0][0] + per_site[1][0]) / 2)    # four images each

@@ -1,6 +1,6 @@
-"""What is learned: the loss of the logits, and scores as sums that add up over batches and clients.
+"""What is learned: the loss of the logits, and the Dice of masks. `metrics.accuracy.per_sample` scores with it.
 
-Pure and free of host synchronisation, so that both can run inside a captured step.
+Pure and free of host synchronisation, so that the loss can run inside a captured step.
 """
 
 from __future__ import annotations
@@ -35,20 +35,6 @@ class Task:
         t = as_probabilities(target, logits.shape[1], logits.dtype)
         entropy = -(t * logits.log_softmax(1)).sum(1).mean()
         return (entropy + soft_dice_loss(logits, t)) / 2
-
-    def score(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch with whole-number targets; divide by `count` after adding.
-
-        Segmentation's loss is no sum over samples: `loss_sum` is the batch's loss times its samples.
-        """
-        predicted = logits.argmax(1)
-        count = torch.full((), float(len(y)), device=logits.device)
-        sums = {"count": count, "loss_sum": self.loss(logits, y).detach() * count}
-        if self.name == "classification":
-            return {**sums, "correct": (predicted == y).sum().float()}
-        per_class = image_dice(predicted, y, logits.shape[1])
-        return {**sums, "correct": (predicted == y).float().mean((1, 2)).sum(), "dice_sum": per_class.mean(1).sum(),
-                "dice_foreground_sum": per_class[:, 1:].mean(1).sum()}
 
 
 def task_named(name: str) -> Task:

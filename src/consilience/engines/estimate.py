@@ -72,11 +72,6 @@ def steps_per_round(fed: Federation) -> float:
     return fed.policy.cohort_size(fed.size) * mean
 
 
-def time_step(fed: Federation) -> float:
-    """Seconds of one step on one thread, measured on a slot of its own; the federation is not touched."""
-    return time_client(fed)[0]
-
-
 def time_client(fed: Federation) -> tuple[float, float]:
     """Seconds of one step on one thread, and of all else that a client's visit takes: state in, state out."""
     number = next(i for i in range(fed.size) if fed.samples.schedule(i, fed.phases))

@@ -12,12 +12,6 @@ def client_mean(scores: Mapping[str, float]) -> float | None:
     return sum(scores.values()) / len(scores) if scores else None
 
 
-def pooled_mean(scores: Mapping[str, float], counts: Mapping[str, int]) -> float | None:
-    """Every sample counts the same."""
-    total = sum(counts[name] for name in scores)
-    return sum(v * counts[name] for name, v in scores.items()) / total if total else None
-
-
 def worst(scores: Mapping[str, float]) -> tuple[str, float] | None:
     """The client with the lowest score; the first by name among equals."""
     if not scores:
