@@ -33,10 +33,23 @@ def test_init_writes_an_app_whose_hash_sites_can_approve(cli, data, tmp_path):
     (["--method", "scafold"], "Did you mean 'scaffold'"), (["--method", "local+scaffold"], "cannot be combined"),
     (["--method", "fedavg", "-o", "deadlin=3"], "Did you mean 'deadline'"), (["--method", "fedavg", "--set", "dbe.kappa=1"], "dbe"),
     (["--method", "fedavg", "-o", "deadline"], "name=value"), (["--method", "union"], "no data leave a site"),
+    ([], "--run with the folder of a simulation"), (["--run", "nowhere"], "holds no run"),
 ])
 def test_init_refuses_before_it_writes(cli, data, tmp_path, words, said):
     assert said in cli("federation", "init", "hospitals", "--like", data, *words, code=2).err
     assert not (tmp_path / "hospitals").exists()
+
+
+def test_init_takes_a_run_s_settings(cli, data, tmp_path):
+    cli("run", "fedavg+dbe", "--data", data, "--split", "iid", "--clients", "2", "--rounds", "1", "--batch", "4", "--lr", "0.07", "--set",
+        "dbe.kappa=5", "-o", "dropout=0.1", "--engine", "sequential", "--out", "first")
+    made = cli("federation", "init", "hospitals", "--run", "first", "--rounds", "9", "--json")
+    settings = made.json()["settings"]
+    assert "dropout=0.1 is of the simulation alone" in made.err
+    assert {k: settings[k] for k in ("method", "sites", "lr", "batch", "rounds", "sample", "classes")} == {
+        "method": "dbe", "sites": 2, "lr": 0.07, "batch": 4, "rounds": 9, "sample": "5", "classes": 3}
+    assert settings["settings.mr.kappa"] == 5
+    assert "train=0.75, validation=0.0, seed=0" in cli("federation", "init", "again", "--run", "first").out
 
 
 def test_certificates_and_keys(cli, tmp_path):

@@ -27,7 +27,8 @@ def test_a_method_over_real_processes_equals_the_simulation(method, federation, 
     document = run_and_follow(federation.launcher, federation.link, federation.app, tmp_path / "run", {"method": method},
                               name=re.sub(r"\W+", "-", method))
     settings = FederationSettings.make({**federation.settings.flat(), "method": method})
-    sites = [load_site(s.site.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names) for s in federation.sites]
+    sites = [load_site(s.site.data, number=s.site.number, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+             for s in federation.sites]
     same = simulate(settings, sites)
     last = document["records"][-1]
     assert last["round"] == settings.run.run.rounds

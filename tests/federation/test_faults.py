@@ -66,7 +66,8 @@ def answered(record: dict) -> list[int]:
 def assert_equals_simulation(federation, folder: Path, **changed) -> None:
     """Every bit is that of a simulation in which the same sites took part in the same rounds."""
     settings = FederationSettings.make({**federation.settings.flat(), **changed})
-    sites = [load_site(s.site.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names) for s in federation.sites]
+    sites = [load_site(s.site.data, number=s.site.number, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+             for s in federation.sites]
     fed = build_federation(settings.run.replace(device="cpu"), replace(join_sites(sites), transform=settings.make_transform()))
     torch.set_num_threads(1)
     for record in records_of(folder):

@@ -27,7 +27,8 @@ def test_noise_of_three_processes_is_secret_and_counted(federation, tmp_path):
         assert said["epsilon_sampled"] is None
         assert record["losses"] == {}
     settings = FederationSettings.make({**federation.settings.flat(), "method": METHOD})
-    sites = [load_site(s.site.data, classes=settings.agreed.classes, class_names=settings.agreed.class_names) for s in federation.sites]
+    sites = [load_site(s.site.data, number=s.site.number, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+             for s in federation.sites]
     keyed = simulate(settings, sites).global_model
     trained = read_tensors(tmp_path / "run" / "final" / "global.safetensors")
     heads = [k for k in trained if k.endswith("weight")]

@@ -23,6 +23,11 @@ def bundle(config='lr = 0.1\nmethod = "fedavg"\nfolder = ""\nsettings.dbe.kappa 
 OWN = {"lr": 0.1, "method": "fedavg", "folder": "", "settings.dbe.kappa": 5}
 
 
+def test_a_store_is_its_owner_s_whoever_makes_it(tmp_path):
+    Approvals(tmp_path / "store").approve("0" * 64)
+    assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+
+
 def test_only_what_is_listed_may_run(tmp_path):
     held, app = Approvals(tmp_path), bundle()
     assert hash_of(app) in (held.objection(app, OWN) or "")

@@ -33,13 +33,15 @@ def _options() -> None:
 
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name becomes the app's.", show_default=False)],
-         method: Annotated[str, typer.Option("--method", help="Names joined by '+', as in scaffold+dbe.", show_default=False)],
+         method: Annotated[str | None, typer.Option("--method", help="Names joined by '+', as in scaffold+dbe.")] = None,
+         run: Annotated[Path | None, typer.Option("--run", help="The folder of a simulation: method, model, training, transform and "
+                                                  "classes are its; other options change them.")] = None,
          model: Annotated[str | None, typer.Option("--model", help="Model; without it one that suits the samples.")] = None,
          like: Annotated[str | None, typer.Option("--like", help="Where samples of the form agreed on lie: a site's data, as in "
                                                   "\"arrays(path='site.npz')\", or a data set such as digits. Only their form is "
                                                   "read.")] = None,
-         sites: Annotated[int, typer.Option("--sites", help="Number of sites.", min=1)] = 3,
-         rounds: Annotated[int, typer.Option("--rounds", help="Rounds of training.", min=1)] = 30,
+         sites: Annotated[int | None, typer.Option("--sites", help="Number of sites; 3, or as many as the run has clients.", min=1)] = None,
+         rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds of training; 30, or the run's.", min=1)] = None,
          sample: Annotated[str | None, typer.Option("--sample", help="Shape of a sample, as in 1,28,28; instead of --like.")] = None,
          classes: Annotated[int | None, typer.Option("--classes", help="Number of classes; instead of --like.")] = None,
          lr: Annotated[float | None, typer.Option("--lr", help="Local learning rate.")] = None,
@@ -50,15 +52,24 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
     """Write a small Flower app. Settings are checked first; nothing is written when one is refused."""
     from ..federation.app import app_hash
     from ..federation.app import init as write
-    values: dict[str, Any] = {"method": method, "model": model, "sites": sites, "rounds": rounds, "sample": sample, "classes": classes,
+    from ..federation.from_run import cut_of, read_run
+    if method is None and run is None:
+        raise ConfigError("Which method? Say --method, as in --method scaffold+dbe, or --run with the folder of a simulation.")
+    simulated = read_run(run) if run else None
+    given: dict[str, Any] = {"method": method, "model": model, "sites": sites, "rounds": rounds, "sample": sample, "classes": classes,
                               "lr": lr}
     for pair in option or []:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--option takes name=value, as in deadline=600. Got {pair!r} instead.")
-        values[key.strip()] = text
-    settings = write(folder, {**{k: v for k, v in values.items() if v is not None},
-                              **{f"settings.{k}": v for k, v in parse_set(set_ or []).items()}}, like=like)
+        given[key.strip()] = text
+    values = {**(simulated.values if simulated else {}), **{k: v for k, v in given.items() if v is not None},
+              **{f"settings.{k}": v for k, v in parse_set(set_ or []).items()}}
+    if simulated:
+        like = like or (None if sample else simulated.like)
+        for what in simulated.left:
+            warn(f"The run's {what} is of the simulation alone; sites differ and fail by themselves.")
+    settings = write(folder, values, like=like, name_of_data=simulated.name if simulated else "")
     sha256 = app_hash(folder)
     if as_json:
         return print_json({"app": str(folder), "hash": sha256, "settings": settings.flat()})
@@ -68,6 +79,8 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
     console.print(f"{settings.run.stack().canonical} on {settings.run.run.model}, {settings.agreed.sites} sites, "
                   f"{settings.run.run.rounds} rounds.")
     console.print(f"Hash for the sites to approve: {sha256}")
+    if simulated and cut_of(simulated):
+        console.print(cut_of(simulated), soft_wrap=True)
 
 
 @app.command()
@@ -233,7 +246,7 @@ def site(store: Store,
     from ..federation.site import describe_site, load_site
     from .federation_site import watch
     check_address(server_)
-    held = load_site(data, classes=classes, class_names=[n.strip() for n in class_names.split(",") if n.strip()])
+    held = load_site(data, number=number, classes=classes, class_names=[n.strip() for n in class_names.split(",") if n.strip()])
     about = describe_site(held)
     if check:
         return print_json(about) if as_json else _show_site(about)

@@ -54,8 +54,11 @@ GROUPS = {
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
 
-def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = None) -> FederationSettings:
-    """Check the settings as a run would, then write the app. Nothing is written when something is refused."""
+def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "") -> FederationSettings:
+    """Check the settings as a run would, then write the app. Nothing is written when something is refused.
+
+    `name_of_data` is the name of the data set of a simulation whose default model the federation shall have.
+    """
     folder = Path(folder)
     name = folder.absolute().name
     if not _NAME.fullmatch(name):
@@ -63,7 +66,7 @@ def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = No
                           f"Got {name!r} instead.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists and is not empty. Name a new folder.")
-    settings = settle(values, like=like)
+    settings = settle(values, like=like, name_of_data=name_of_data)
     with disk("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pyproject.toml").write_text(pyproject(name, settings), encoding="utf-8")
@@ -72,7 +75,7 @@ def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = No
     return settings
 
 
-def settle(values: Mapping[str, Any], *, like: str | None = None) -> FederationSettings:
+def settle(values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "") -> FederationSettings:
     """Settings with what `like` (a data set or a site's adapter) tells of the samples, tried out."""
     given = {**(_form_of(like) if like else {}), **values}
     if not given.get("sample") and not like:
@@ -81,7 +84,8 @@ def settle(values: Mapping[str, Any], *, like: str | None = None) -> FederationS
     settings = FederationSettings.make(given)
     if settings.run.run.model is None:
         a = settings.agreed
-        text = default_for((like or "").partition("(")[0], tuple(_transformed(settings).shape[1:]), vocabulary=a.vocabulary, task=a.task)
+        text = default_for(name_of_data or (like or "").partition("(")[0], tuple(_transformed(settings).shape[1:]),
+                           vocabulary=a.vocabulary, task=a.task)
         settings = FederationSettings.make({**given, "model": text})
     rehearse(settings)             # builds model and method on samples of zeros: what cannot work is said before any site hears of it
     return settings

@@ -57,6 +57,8 @@ class Approvals:
         if not _HASH.fullmatch(sha256):
             raise ConfigError(f"An app's hash has 64 hexadecimal digits. Got {sha256!r} instead. `consilience federation hash APP` prints "
                               "an app's.")
+        with disk("make", self.store):
+            self.store.mkdir(parents=True, exist_ok=True, mode=0o700)        # it may be the first that makes the store
         entry = {"approved": _now(), "overrides": sorted(set(overrides)), "note": note}
         write_json(self.path, {"apps": {**self.all(), sha256: entry}})
         return entry

@@ -83,7 +83,7 @@ def demo(method: str, folder: Path, *, values: dict[str, Any] | None = None, ins
         document = run_and_follow(federation.launcher, federation.link, federation.app, folder / "run", hear=hear, note=warn)
         say("stopping the federation")
     say("running the same in simulation")
-    sites = [load_site(a, classes=settings.agreed.classes, class_names=names) for a in adapters]
+    sites = [load_site(a, number=i, classes=settings.agreed.classes, class_names=names) for i, a in enumerate(adapters)]
     same = simulate(settings, sites)
     trained = read_tensors(folder / "run" / "final" / "global.safetensors")
     return Demo(settings.run.stack().canonical, sites, document["records"], same.records, largest_difference(trained, same.global_model))

@@ -5,7 +5,8 @@
     table(path="/data/patients.csv", label="dx")   CSV or Parquet, numbers as features
     hospital.reader:load(ward=3)                   a function that gives (x, y) or a consilience Dataset
 
-All take train=, validation= and seed=: how the site's rows are cut into parts, drawn from the seed as in a simulation. Rows that the
+All take train=, validation= and seed=: how the site's rows are cut into parts, drawn from the seed and the site's number as those of a
+client are in a simulation. Rows that the
 data themselves set apart for testing (an array `test`, folders train and test) are the test part.
 
 Labels must mean the same at every site, also at one that lacks a class. Whole numbers are taken as they are; text (class folders,
@@ -33,9 +34,10 @@ TRAIN, VALIDATION = 0.75, 0.1
 _PARTS: dict[str, tuple[Any, Any]] = {"train": (float, TRAIN), "validation": (float, VALIDATION), "seed": (int, 0)}
 
 
-def load_site(spec: str, *, classes: int | None = None, class_names: Sequence[str] = ()) -> FederatedData:
+def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_names: Sequence[str] = ()) -> FederatedData:
     """What an adapter names, as data with one client, whose rows are the site's train, validation and test parts.
 
+    `number` is the site's: its rows are cut as those of the client of that number are in a simulation.
     `classes` and `class_names` are what the federation agreed on; labels beyond them are refused.
     """
     dataset, how = read_adapter(spec)
@@ -46,7 +48,7 @@ def load_site(spec: str, *, classes: int | None = None, class_names: Sequence[st
         raise DataError(f"The site's data ({spec}) hold the label {found - 1}, but the federation has {count} classes: labels must be 0 to "
                         f"{count - 1}.")
     _check_parts(how, spec)
-    rows = _rows(dataset, **how)
+    rows = _rows(dataset, number, **how)
     if not len(rows.train):
         raise DataError(f"The site's data ({spec}) leave no sample to train on.")
     about = {"source": spec, "samples": len(labels), "fingerprint": fingerprint_of(dataset), "split": "one site", **how}
@@ -126,8 +128,8 @@ def _labels(dataset: Dataset, spec: str, agreed: tuple[str, ...]) -> Tensor:
         return torch.tensor([int(own) for own in dataset.class_names])[dataset.y]
     shown = ", ".join(dataset.class_names[:4]) + (", …" if len(dataset.class_names) > 4 else "")
     raise DataError(f"The site's labels ({spec}) are text ({shown}). Sites may lack classes, so the federation must agree on their "
-                    "order: set class-names in its settings, as in "
-                    f"class-names = \"{','.join(dataset.class_names)}\".")
+                    f"order: name all of them in it with --class-names {','.join(dataset.class_names)} (of federation site), and with "
+                    "-o class_names=… where the app is made.")
 
 
 def _check_parts(how: dict[str, Any], spec: str) -> None:
@@ -138,8 +140,8 @@ def _check_parts(how: dict[str, Any], spec: str) -> None:
         raise ConfigError(f"train ({how['train']}) and validation ({how['validation']}) of a site's data ({spec}) add up to more than 1.")
 
 
-def _rows(dataset: Dataset, train: float, validation: float, seed: int) -> ClientRows:
-    key = rng.key(seed, "data", "parts", 0)
+def _rows(dataset: Dataset, number: int, train: float, validation: float, seed: int) -> ClientRows:
+    key = rng.key(seed, "data", "parts", number)
     if dataset.roles is not None:
         return ClientRows("site", *((dataset.roles == r).nonzero().flatten() for r in (0, 1, 2)))
     test = dataset.official_test
