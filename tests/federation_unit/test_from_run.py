@@ -60,6 +60,17 @@ def test_a_run_becomes_a_federation_with_its_numbers(tmp_path):
     assert [k for k in result.global_model if not torch.equal(result.global_model[k], same.global_model[k])] == []
 
 
+def test_a_run_on_tokens_keeps_its_vocabulary():
+    """The sites' files may lack the largest number, so it is the run that says how many there are."""
+    draw = np.random.default_rng(0)
+    np.savez("words.npz", x=draw.integers(0, 50, (40, 6)), y=np.arange(40) % 2)
+    consilience.run("fedavg", "arrays(path='words.npz')", split="iid", clients=2, rounds=1, batch=4, engine="sequential", out="run")
+    np.savez("few.npz", x=np.zeros((4, 6), np.int64), y=[0, 1, 0, 1])
+    run = read_run("run")
+    settings = init("hospitals", run.values, like="arrays(path='few.npz')", name_of_data=run.name)
+    assert settings.agreed.vocabulary == 50
+
+
 def test_what_belongs_to_the_simulation_alone_is_left_and_named():
     consilience.run("fedavg", "digits", split="iid", clients=2, rounds=1, steps=1, dropout=0.1, model="mlp(hidden=(4,))",
                     train_fraction=0.1, engine="sequential", out="run")

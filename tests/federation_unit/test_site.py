@@ -56,6 +56,18 @@ def test_a_site_that_lacks_a_class_keeps_the_numbers():
         load_site("arrays(path='site.npz')", classes=2)
 
 
+def test_words_that_each_site_would_number_by_itself_are_refused():
+    with open("texts.py", "w") as file:
+        file.write("""import torch
+from consilience.data.text import TextDataset, number_words
+def load():
+    x, words = number_words(["fever and cough", "cough"], 4)
+    return TextDataset("texts", x, torch.tensor([0, 1]), 2, words=words)
+""")
+    with pytest.raises(DataError, match="Agree on a vocabulary"):
+        load_site("texts:load")
+
+
 def test_text_labels_follow_the_agreed_order():
     with open("t.csv", "w") as file:
         file.write("a,b,dx\n" + "".join(f"{i},{i * 2},{'well' if i % 2 else 'ill'}\n" for i in range(10)))

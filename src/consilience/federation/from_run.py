@@ -38,6 +38,8 @@ def read_run(folder: str | Path) -> Simulated:
         values |= {f"settings.{k}": v for k, v in config["settings"].items()}
         values |= {"sites": about["clients"], "classes": about["classes"], "transform": about["transform"],
                    "class_names": tuple(about.get("class_names") or ())}
+        if about.get("vocabulary"):
+            values["vocabulary"] = about["vocabulary"]["size"]
         names = values["class_names"]
         if names and all(n.isdecimal() for n in names):
             del values["class_names"]                    # whole numbers are taken as they are

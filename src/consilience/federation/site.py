@@ -25,6 +25,7 @@ from torch import Tensor
 from .. import rng
 from ..data import SOURCES, ClientRows, Dataset, FederatedData, from_arrays
 from ..data.load import cut, fingerprint_of
+from ..data.text import TextDataset
 from ..errors import ConfigError, DataError, did_you_mean
 from ..models.user import find_callable
 from ..options import build, coerce, parse_call
@@ -41,6 +42,9 @@ def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_n
     `classes` and `class_names` are what the federation agreed on; labels beyond them are refused.
     """
     dataset, how = read_adapter(spec)
+    if isinstance(dataset, TextDataset):
+        raise DataError(f"The site's data ({spec}) are words that it numbers in the order in which it meets them: a number would mean "
+                        "another word at every site. Agree on a vocabulary, and give the texts as arrays of its numbers (samples, tokens).")
     labels = _labels(dataset, spec, tuple(class_names))
     found = int(labels.max()) + 1 if len(labels) else 0
     count = classes or len(class_names) or max(found, dataset.classes)
