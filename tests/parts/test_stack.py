@@ -136,7 +136,7 @@ def test_every_forwarded_option_exists(preset):
     ("fed prox", {}, "must be written name"),
     ("./nowhere.py:Mine", {}, "There is no file './nowhere.py'"),
     ("no.such.module:Mine", {}, "cannot be imported"),
-    ("consilience.parts.prox:Prx", {}, "Did you mean 'prox'|Unknown class"),
+    ("consilience.parts.prox:Prx", {}, "has no class 'Prx'. Did you mean 'Prox'"),
     ("consilience.core.policy:Policy", {}, "is not a part"),
 ])
 def test_mistakes_are_explained(text, values, message):
@@ -180,6 +180,9 @@ class Mine(Part):
     """A part of a researcher's own."""
     weight: float = option(1.0, "strength", low=0.0)
     name = "{name}"
+
+    def loss(self, v):
+        return 0.0
 '''
 
 
@@ -189,6 +192,38 @@ def test_a_part_from_a_file(tmp_path):
     stack = parse_stack(f"fedprox+{file}:Mine", {"mine.weight": 2})
     assert {p.name: p for p in stack.parts}["mine"].weight == 2.0
     stack.method()
+
+
+def test_a_part_from_a_file_takes_brackets_and_stays_the_same_class(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.format(name="mine"))
+    first, second = parse_stack(f"{file}:Mine(weight=3)+scaffold"), parse_stack(f"scaffold+{file}:Mine", {"mine.weight": 3})
+    assert first.parts == second.parts
+    assert first.canonical == second.canonical == f"{file}:Mine+scaffold"
+
+
+@pytest.mark.parametrize(("hook", "said"), [
+    ("    def los(self, v):\n        return 0.0", "'los', which is no hook and would not be called. Did you mean 'loss'"),
+    ("    pass", "defines no hook"),
+    ("    other: int\n    def loss(self, v):\n        return 0.0", "The field 'other' of .* has no default"),
+])
+def test_a_part_that_would_do_nothing_is_refused(tmp_path, hook, said):
+    file = tmp_path / "mine.py"
+    text = MINE.format(name="mine").replace("    def loss(self, v):\n        return 0.0", hook)
+    file.write_text(text if "other" not in hook else text.replace("    weight: float = option(1.0, \"strength\", low=0.0)\n", ""))
+    with pytest.raises(ConfigError, match=said):
+        parse_stack(f"{file}:Mine")
+
+
+def test_a_helper_beside_its_hook_may_have_a_similar_name(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.format(name="mine") + "\n    def losses(self):\n        return 0.0\n")
+    parse_stack(f"{file}:Mine").method()
+
+
+def test_a_file_without_a_class_says_how_to_write_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"mine\.py:Mine"):
+        parse_stack("fedavg+./mine.py")
 
 
 def test_a_part_from_a_file_with_a_name_that_is_taken(tmp_path):

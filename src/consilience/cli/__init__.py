@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from .. import __version__
+from ..blame import blame
 from ..errors import ConsilienceError
 from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
@@ -57,6 +58,12 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:
+        told = blame(error)
+        if told is None:
+            raise
+        err().print(f"[red]Error:[/red] {escape(told)}", soft_wrap=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,6 +110,12 @@ def _print_privacy(d: dict[str, Any], say: Any) -> None:
         say(f"  after {d['forecast']['rounds']} rounds, if all answer: {escape(privacy_line(d['forecast']))}")
 
 
+def _taken_by_python(name: str) -> bool:
+    """Whether a file of this name could not be imported, or would hide a module that others need."""
+    spec = importlib.util.find_spec(name)
+    return keyword.iskeyword(name) or name in sys.stdlib_module_names or (spec is not None and "site-packages" in str(spec.origin))
+
+
 @new_app.command("part")
 def new_part(name: Annotated[str, typer.Argument(help="The part's name: small letters, digits and underscores.", show_default=False)],
              folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path("."),
@@ -114,6 +123,8 @@ def new_part(name: Annotated[str, typer.Argument(help="The part's name: small le
     """Write the short file a part starts from, and its test."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"A part's name has small letters, digits and underscores, and starts with a letter. Got {name!r} instead.")
+    if _taken_by_python(name):
+        raise ConfigError(f"The name {name!r} means something to Python: {name}.py could not be imported beside it. Choose another.")
     if name in PARTS or name in PRESETS:
         raise ConfigError(f"The name {name!r} is taken by one of ours. Choose another.")
     cls = "".join(word.capitalize() for word in name.split("_"))
@@ -127,5 +138,6 @@ def new_part(name: Annotated[str, typer.Argument(help="The part's name: small le
     if as_json:
         return print_json({"name": name, "class": cls, "files": [str(path) for path in files]})
     for path in files:
-        out().print(f"wrote {path}")
-    out().print(f"Try it:   consilience run fedavg+{folder / name}.py:{cls} --rounds 5\nTest it:  pytest {folder / f'test_{name}.py'}")
+        out().print(f"wrote {path}", markup=False)
+    out().print(f"Try it:   consilience run fedavg+{folder / name}.py:{cls} --rounds 5\nTest it:  pytest {folder / f'test_{name}.py'}",
+                markup=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..errors import ConfigError
 from ..tree import Flat, Tree
 from . import optimiser
 from ._record_cuda import record
@@ -109,15 +110,24 @@ class Pass:
                 step.program.step_apart(part, view, part.adversary)
         if step.hooks["main_loss"]:
             (part, view), = self.views("main_loss")
-            self.terms.append((part.name, part.main_loss(view)))
+            self.terms.append((part.name, _one_number(part, "main_loss", part.main_loss(view))))
         else:
             self.terms.append(("task", step.program.task.loss(self.trace.logits, self.batch.target)))
         for part, view in self.views("loss"):
-            self.terms.append((part.name, part.loss(view)))
+            self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
         loss = self.terms[0][1]
         for _, term in self.terms[1:]:
             loss = loss + term
         return loss
+
+
+def _one_number(part: Part, hook: str, term: Any) -> Any:
+    """A term of the loss. Anything else would fail later, far from the part that gave it."""
+    if isinstance(term, (int, float)) or (isinstance(term, Tensor) and term.ndim == 0):
+        return term
+    got = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"{type(term).__name__}"
+    raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return one number: a tensor without dimensions, or a float. "
+                      f"Got {got} instead.{' Is a return missing?' if term is None else ''}")
 
 
 class Step:

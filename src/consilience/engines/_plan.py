@@ -17,17 +17,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..loading import LOADED, load_as
+
 MAIN = "CONSILIENCE_MAIN"          # set for workers: the script of the process that started them
 
 
 def dump(value: Any, place: Callable[[Tensor], int]) -> bytes:
     out = io.BytesIO()
+    pickle.dump(LOADED, out)           # first, so that their classes can be found
     _Pickler(out, place).dump(value)
     return out.getvalue()
 
 
 def load(content: bytes, tensor: Callable[[int], Tensor]) -> Any:
-    return _Unpickler(content, tensor).load()
+    stream = io.BytesIO(content)
+    for alias, path in pickle.load(stream).items():
+        load_as(alias, path)
+    return _Unpickler(stream, tensor).load()
 
 
 class _Pickler(pickle.Pickler):
@@ -42,8 +48,8 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, tensor: Callable[[int], Tensor]) -> None:
-        super().__init__(io.BytesIO(content))
+    def __init__(self, content: io.BytesIO, tensor: Callable[[int], Tensor]) -> None:
+        super().__init__(content)
         self.tensor = tensor
         self._parameters: dict[int, nn.Parameter] = {}         # tied ones stay one
 

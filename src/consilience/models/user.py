@@ -7,13 +7,16 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from .. import options
+from ..blame import place_in_users_code
 from ..core.layout import Layout
 from ..errors import ConfigError, unknown
+from ..loading import load_file
 from .architecture import Built, Need, probe_batch
 from .probe import check_layout, describe_points, table_of
 
@@ -72,6 +75,8 @@ def from_user(path: str, layout: Layout | None, need: Need) -> Built:
 
 def find_callable(where: str, name: str, kind: str = "factory") -> Callable[..., Any]:
     """The named object of a module, which may lie in the working directory."""
+    if where.endswith(".py"):
+        return _callable_in(load_file(where, f"the {kind} {name!r}"), where, name, kind)
     here = os.getcwd()
     added = here not in sys.path
     if added:
@@ -83,9 +88,16 @@ def find_callable(where: str, name: str, kind: str = "factory") -> Callable[...,
             raise ConfigError(f"Importing {where!r} failed: {error}.") from error
         raise ConfigError(f"There is no Python module {error.name!r}. Looked in the installed packages, on PYTHONPATH "
                           "and in the working directory.") from error
+    except Exception as error:
+        place = place_in_users_code(error)
+        raise ConfigError(f"Importing {where!r} failed: {type(error).__name__}: {error}{f' ({place})' if place else ''}") from error
     finally:
         if added:
             sys.path.remove(here)
+    return _callable_in(module, where, name, kind)
+
+
+def _callable_in(module: ModuleType, where: str, name: str, kind: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

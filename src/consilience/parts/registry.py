@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import difflib
 import importlib
-import importlib.util
+import inspect
 import pkgutil
-import sys
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import ModuleType
 
-from ..core.part import Part
-from ..errors import ConfigError, unknown
+from ..core.part import HOOKS, Part
+from ..errors import ConfigError, did_you_mean, unknown
+from ..loading import load_file
 
 ENTRY_POINTS = "consilience.parts"
 _NOT_PARTS = ("registry", "presets", "stack")
@@ -57,33 +56,44 @@ def check_class(cls: object, where: str) -> type[Part]:
         raise ConfigError(f"{where} must be a frozen dataclass: put @dataclass(frozen=True) above it.")
     if not cls.name:
         raise ConfigError(f"{where} has no name: add `name = \"…\"` to the class.")
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"The field {field.name!r} of {where} has no default: write {field.name}: … = option(value, \"what it is\").")
+    _check_hooks(cls, where)
     return cls
+
+
+def _check_hooks(cls: type[Part], where: str) -> None:
+    """A hook with a slip in its name would never be called, and FedAvg's numbers would pass for the part's."""
+    own = [name for base in cls.__mro__ if base not in (Part, object) for name, value in vars(base).items()
+           if inspect.isfunction(value) and not name.startswith("_") and not hasattr(Part, name)]
+    missing = [hook for hook in HOOKS if getattr(cls, hook) is getattr(Part, hook)]
+    for name in own:
+        if near := difflib.get_close_matches(name, missing, n=1, cutoff=0.8):
+            raise ConfigError(f"{where} has a method {name!r}, which is no hook and would not be called. Did you mean {near[0]!r}? "
+                              "The name of a helper of your own begins with an underscore.")
+    if len(missing) == len(HOOKS) and not cls.pools:
+        raise ConfigError(f"{where} defines no hook, so it would change nothing. The hooks: {', '.join(HOOKS)}.")
 
 
 def load_outside(token: str) -> type[Part]:
     """'./mine.py:MyPart' or 'package.module:MyPart' → the class."""
     place, _, name = token.rpartition(":")
     if place.endswith(".py"):
-        path = Path(place).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"There is no file {place!r} to take the part {name!r} from.")
-        alias = f"consilience_outside_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-        spec = importlib.util.spec_from_file_location(alias, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[alias] = module                       # dataclasses look their module up by name
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise ConfigError(f"The file {place!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        module = load_file(place, f"the part {name!r}")
     else:
         try:
             module = importlib.import_module(place)
         except Exception as error:                        # its own mistakes, or a name no module can have
             raise ConfigError(f"The module {place!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return _class_in(module, place, name)
+
+
+def _class_in(module: ModuleType, place: str, name: str) -> type[Part]:
     if not hasattr(module, name):
-        raise unknown(f"class in {place!r}", name, [cls.__name__ for cls in _parts_of(module).values()])
+        parts = [cls.__name__ for cls in _parts_of(module).values()]
+        others = did_you_mean(name, parts) or " Nothing in it is derived from consilience.Part."
+        raise ConfigError(f"{place!r} has no class {name!r}.{others}")
     return check_class(getattr(module, name), f"{place}:{name}")
 
 

@@ -45,6 +45,21 @@ def split_tokens(text: str) -> list[str]:
     return tokens
 
 
+def read_token(token: str) -> tuple[str, dict[str, Any]]:
+    """'prox(mu=1)' → 'prox' and {'mu': 1}; './mine.py:Mine(mu=1)' and 'package.module:Mine(mu=1)' likewise."""
+    place, colon, call = token.partition(".py:")
+    if colon:
+        place, colon = place + ".py", ":"
+    elif ":" in token.partition("(")[0]:
+        place, colon, call = token.partition(":")
+    else:
+        if token.endswith(".py"):
+            raise ConfigError(f"A part from a file is written with its class, as in {token}:Mine. Got {token!r} instead.")
+        place, call = "", token
+    name, inline = parse_call(call, "A method")
+    return place + colon + name, inline
+
+
 def forwarded(preset: Preset, option: str) -> tuple[str, ...]:
     """The parts' options that one option of a preset sets."""
     if option in preset.options:
@@ -74,7 +89,7 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
         old[option], set_by[part, option] = value, source
 
     for token in split_tokens(text):
-        name, inline = (token, {}) if ":" in token else parse_call(token, "A method")
+        name, inline = read_token(token)
         if name in names:
             raise ConfigError(f"{name!r} stands twice in {text!r}.")
         names.append(name)

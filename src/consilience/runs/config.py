@@ -120,8 +120,10 @@ class RunConfig:
         return {k: v for k, v in self.flat().items() if k not in _PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
 
     def digest(self) -> str:
-        """A short hash of what decides the result."""
-        text = json.dumps(self.portable(), sort_keys=True, default=list)
+        """A short hash of what decides the result, code of the user's own included."""
+        from .outside import code_of
+        code = code_of(self)
+        text = json.dumps(self.portable() | ({"code": code} if code else {}), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
-from ..options import parse_call
 from ..parts.presets import PRESETS
-from ..parts.stack import forwarded, parse_stack, split_tokens
+from ..parts.registry import find_part
+from ..parts.stack import forwarded, parse_stack, read_token, split_tokens
 from .config import RunConfig
 
 
@@ -37,9 +37,10 @@ def given_settings(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     parts = [p.name for p in parse_stack(text, settings).parts]
     out: dict[str, Any] = {}
     for token in split_tokens(text):
-        name, inline = (token, {}) if ":" in token else parse_call(token, "A method")
+        name, inline = read_token(token)
         for option, value in inline.items():
-            out |= dict.fromkeys(forwarded(PRESETS[name], option) if name in PRESETS else (f"{name}.{option}",), value)
+            owner = find_part(name).name if ":" in name else name
+            out |= dict.fromkeys(forwarded(PRESETS[name], option) if name in PRESETS else (f"{owner}.{option}",), value)
     for path, value in settings.items():
         out |= dict.fromkeys(targets_of(path, parts), value)
     return dict(sorted(out.items()))
@@ -73,5 +74,5 @@ def make_entries(methods: Sequence[str], base: RunConfig, with_local: bool = Tru
 
 def applies(path: str, method: str) -> bool:
     """Whether a setting like dbe.kappa concerns a method: its owner is one of the method's names or parts."""
-    tokens = [t if ":" in t else parse_call(t, "A method")[0] for t in split_tokens(method)]
+    tokens = [read_token(t)[0] for t in split_tokens(method)]
     return path.partition(".")[0] in {*tokens, *(p.name for p in parse_stack(method).parts)}

@@ -25,6 +25,7 @@ from ..errors import ConfigError, DataError
 from .environment import describe_environment
 from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from .lock import folder_lock
+from .outside import COPIES, code_of, outside_files, refuse_other_code
 from .states import (
     MOST_FILES,
     checked_store,
@@ -48,7 +49,7 @@ def default_folder(config: RunConfig) -> Path:
     """Same configuration and seed, same name."""
     name = "".join(ch if ch.isalnum() or ch in "+-_." else "-" for ch in config.stack().canonical)
     source = config.run.data.partition("(")[0]
-    return Path("runs") / f"{name[:60]}-{source}-{config.digest()}-seed{config.policy.seed}"
+    return Path("runs") / f"{name.lstrip('.-')[:60]}-{source}-{config.digest()}-seed{config.policy.seed}"
 
 
 class RunFolder:
@@ -74,13 +75,17 @@ class RunFolder:
         if self.again:
             self._clear()
         known = self.path / "config.json"
-        if known.is_file():
-            self._check_same(read_json(known), result)
-        elif any(p.name not in (".lock", ".config.json.draft") for p in self.path.iterdir()):
+        if known.is_file() and self._begun():
+            self._check_same(read_json(known), result, config)
+        elif not known.is_file() and any(p.name not in (".lock", ".config.json.draft", COPIES) for p in self.path.iterdir()):
             raise ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
         else:
+            for name, file in outside_files(config).items():
+                write_bytes(self.path / COPIES / f"{name}.py", file.read_bytes())
+            code = code_of(config)
             write_json(known, {"method": result.method, "config": result.config, "data": result.data, "places":
-                               {"data_dir": config.run.data_dir, "map_data": config.run.map_data, "store": config.run.store}})
+                               {"data_dir": config.run.data_dir, "map_data": config.run.map_data, "store": config.run.store},
+                               **({"code": code} if code else {})})
         settle_store(fed, config.run.store, config.run.rounds, self.path)
         start = self.restore_newest(fed, self._recorded(fed))
         if self.done and start < read_json(self.path / "done")["summary"]["rounds"]:
@@ -98,19 +103,25 @@ class RunFolder:
             self._last = time.monotonic()
         return not self.done
 
-    def _check_same(self, old: dict[str, Any], result: Result) -> None:
+    def _begun(self) -> bool:
+        """Whether there is anything to go on from. A run that stopped before its first round must not block the next try."""
+        records = self.path / "records.jsonl"
+        return self.done or bool(self._checkpoints()) or (records.is_file() and records.stat().st_size > 0)
+
+    def _check_same(self, old: dict[str, Any], result: Result, config: RunConfig) -> None:
         new = json.loads(json.dumps({"config": result.config, "data": result.data}, default=list))
         for part in ("config", "data"):
             for key in sorted(old[part].keys() | new[part].keys()):
                 if old[part].get(key) != new[part].get(key):
                     raise ConfigError(f"The folder {str(self.path)!r} holds a run with {key} = {old[part].get(key)!r}, not "
                                       f"{new[part].get(key)!r}. Choose another --out, or --again to run anew.")
+        refuse_other_code(self.path, old.get("code", {}), config, "Choose another --out, or --again to run anew.")
 
     def _clear(self) -> None:
         with disk("empty", self.path):
             # `done` first, so that half a run never looks finished; `config.json` last, so that the folder stays ours
             for name in ("done", "environment.json", "records.jsonl", "checkpoints", "final", "best", "states", "measures.json", "tracking",
-                         "config.json"):
+                         COPIES, "config.json"):
                 target = self.path / name
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 

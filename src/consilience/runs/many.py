@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..blame import place_in_users_code
 from ..core.federation import Federation
 from ..cuda_start import QUEUES, queues_of_each
 from ..data import FederatedData
@@ -28,6 +29,7 @@ from ..errors import ConsilienceError, unknown
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
+from .outside import code_of
 from .result import Result
 from .run import Listener, choose_device, load_data, run_config
 
@@ -235,7 +237,8 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
     except ConsilienceError as error:
         return str(error), ear.warnings
     except Exception as error:
-        return f"{type(error).__name__}: {error}", ear.warnings
+        place = place_in_users_code(error)
+        return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}", ear.warnings
 
 
 _LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs
@@ -296,7 +299,7 @@ def read_finished(job: Job) -> dict[str, Any] | None:
     path = Path(job.folder)
     try:
         stored, done = read_json(path / "config.json"), read_json(path / "done")
-        if not _same(stored["config"], job.config):
+        if not _same(stored["config"], job.config) or stored.get("code", {}) != code_of(job.config):
             return None                                     # running it will say what differs
         records = read_records(path / "records.jsonl")
         # a document needs no federation, and making one is what takes the time

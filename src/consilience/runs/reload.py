@@ -12,6 +12,7 @@ from ..errors import ConfigError, DataError
 from .config import RunConfig
 from .files import read_json
 from .folder import RunFolder, read_records
+from .outside import refuse_other_code
 from .run import build_federation, load_data
 from .states import opened_store
 
@@ -48,6 +49,7 @@ def open_run(path: str | Path, data_dir: str | None = None) -> OpenedRun:
     """Read a run back, finished or not. The data must be what the run was trained on, split the same."""
     path = Path(path)
     config, about = read_run_config(path, data_dir)
+    refuse_other_code(path, read_json(path / "config.json").get("code", {}), config, "Bring that version back to use the run.")
     data = load_data(config)
     if data.split_hash() != about["hash"]:
         raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "

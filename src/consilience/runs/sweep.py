@@ -26,6 +26,7 @@ from .files import DiskError, disk, read_json, write_json
 from .folder import default_folder, read_records
 from .lock import folder_lock
 from .many import Watcher
+from .outside import code_of
 from .run import Listener, run_config
 from .tune import at, space_of, validation_scores, with_validation
 
@@ -95,12 +96,18 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     axes = _axes(over, entry, base)
     plan = json.loads(json.dumps({
         "over": {a.name: a.text for a in axes}, "score": score, "sampler": sampler, "prune": prune,
-        "config": entry.config(base, base.policy.seed).portable()}, default=list))
+        "config": entry.config(base, base.policy.seed).portable() | _code(entry, base)}, default=list))
     folder = Path(out) if out is not None else _default_folder(entry, base, plan)
     with folder_lock(folder):
         _check_plan(folder, plan)
         trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Watcher())
     return Sweep(method, folder, plan, trial_list, remarks)
+
+
+def _code(entry: Entry, base: RunConfig) -> dict[str, Any]:
+    """Trials of another version of the user's own code say nothing about this one."""
+    code = code_of(entry.config(base, base.policy.seed))
+    return {"code": code} if code else {}
 
 
 def _axes(over: Sequence[str], entry: Entry, base: RunConfig) -> list[Axis]:
