@@ -8,15 +8,26 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..core.federation import Federation
+from ..errors import unknown
 from ..report.tables import FORMATS, Table
 from ..runs.result import headline
 from ..runs.run import Listener
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else.")]
-Format = Annotated[str, typer.Option("--format", help=f"The table's form: {', '.join(FORMATS)}.")]
+
+
+def _known_format(value: str) -> str:
+    """Said before a command does its work, which may take hours."""
+    if value not in FORMATS:
+        raise unknown("table format", value, FORMATS)
+    return value
+
+
+Format = Annotated[str, typer.Option("--format", help=f"The table's form: {', '.join(FORMATS)}.", callback=_known_format)]
 
 
 def out() -> Console:
@@ -39,12 +50,12 @@ def print_table(table: Table, form: str) -> None:
 
 
 def warn(message: str) -> None:
-    err().print(f"[yellow]Warning:[/yellow] {message}", soft_wrap=True)
+    err().print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)
 
 
 def progress_bar() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-                    TextColumn("{task.fields[note]}"), console=err(), transient=False)
+    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                    TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=err(), transient=False)
 
 
 class RunProgress(Listener):
@@ -66,7 +77,7 @@ class RunProgress(Listener):
                         note=note + (f" · accuracy {score:.3f}" if score is not None else ""))
 
     def noted(self, message: str) -> None:
-        self.bar.console.print(f"[dim]{message}[/dim]", soft_wrap=True)
+        self.bar.console.print(f"[dim]{escape(message)}[/dim]", soft_wrap=True)
 
     def warned(self, message: str) -> None:
-        self.bar.console.print(f"[yellow]Warning:[/yellow] {message}", soft_wrap=True)
+        self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)

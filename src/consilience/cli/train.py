@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,9 +49,9 @@ def run(method: s.Method, config: s.Config = None, data: s.Data = None, split: s
 
 def _show(result: Result, folder: Path) -> None:
     summary = result.summary()
-    console = out()
+    say = partial(out().print, markup=False)                    # a folder may be called [x]
     if "last" not in summary:
-        console.print("No round was scored.")
+        say("No round was scored.")
     else:
         rows = []
         for label, key in (("last round", "last"), ("best by validation", "best_by_validation"), ("best by test", "best_by_test")):
@@ -64,13 +65,13 @@ def _show(result: Result, folder: Path) -> None:
         title = f"{result.method} on {result.data['name']} ({result.data['split']}, {result.data['clients']} clients)"
         print_table(Table(["", "round", "global", "personalised", "worst client"], rows, title), "text")
         last = result.scored[-1]
-        console.print(f"Global model scored {last['global']['scored']}." if last["global"] else
-                      f"No global score: {last['no_global_model']}.")
-        console.print(f"Personalised models scored {last['personalised']['scored']}.")
-        console.print(f"Sent up {_size(summary['bytes_up'])}, down {_size(summary['bytes_down'])}.")
+        say(f"Global model scored {last['global']['scored']}." if last["global"] else
+            f"No global score: {last['no_global_model']}.")
+        say(f"Personalised models scored {last['personalised']['scored']}.")
+        say(f"Sent up {_size(summary['bytes_up'])}, down {_size(summary['bytes_down'])}.")
     if "privacy" in summary:
-        console.print(f"Privacy: {privacy_line(summary['privacy'])}.")
-    console.print(f"Records and models: {folder}")
+        say(f"Privacy: {privacy_line(summary['privacy'])}.")
+    say(f"Records and models: {folder}")
 
 
 def _size(count: float) -> str:

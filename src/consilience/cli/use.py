@@ -34,7 +34,7 @@ def export(folder: Folder, to: Annotated[Path, typer.Option("--out", "-o", help=
         return print_json(card)
     console = out()
     console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else "")
-                  + (f", {onnx}" if onnx else ""))
+                  + (f", {onnx}" if onnx else ""), markup=False)
     if not card["state"]["strict"]:
         console.print(f"The method replaced {', '.join(card['state']['replaced_by_the_method'])}: the factory alone does not fit.")
     console.print("Load it with:\n\n" + "\n".join("    " + line for line in card["load"]), markup=False)
@@ -55,7 +55,7 @@ def predict(folder: Folder, data: Samples, client: Client = None, which: Which =
     if to is None:
         return typer.echo(predictions_csv(document), nl=False)
     known = "" if document["accuracy"] is None else f"; {document['accuracy']:.3f} of those with a known label are right"
-    out().print(f"{document['samples']} predictions in {to}{known}")
+    out().print(f"{document['samples']} predictions in {to}{known}", markup=False)
 
 
 def onboard(folder: Folder, data: Samples,
@@ -76,7 +76,8 @@ def onboard(folder: Folder, data: Samples,
     console.print(f"Starts from: {r['start']}.\nTrained {epochs} epochs at {r['lr']:g}: {r['rule']}.", markup=False)
     for label, scores in (("before", r["before"]), ("after", r["after"])):
         console.print(f"accuracy {label:6}  {_three(scores)}")
-    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else ""))
+    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else ""),
+                  markup=False)
 
 
 def _three(scores: dict[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ..errors import unknown
@@ -62,10 +63,10 @@ class Table:
         return json.dumps(self.data or [dict(zip(self.header, r)) for r in self.rows], indent=1, default=list)
 
     def rich(self) -> RichTable:
-        table = RichTable(title=self.title or None, title_justify="left", caption="\n".join(self.notes) or None,
+        table = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape("\n".join(self.notes)) or None,
                           caption_justify="left", header_style="bold")
         for i, name in enumerate(self.header):
-            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
+            table.add_column(escape(name), justify="left" if i == 0 else "right", no_wrap=i == 0)
         for row in self.rows:
-            table.add_row(*(str(c) for c in row))
+            table.add_row(*(escape(str(c)) for c in row))
         return table

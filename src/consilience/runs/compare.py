@@ -11,6 +11,7 @@ from ..errors import ConfigError, unknown
 from .comparison import SCORES, Comparison, check_score
 from .config import RunConfig
 from .entries import Entry, make_entries
+from .lock import make_folder
 from .many import Job, Watcher, folder_in, run_many
 from .run import load_data
 from .tune import Tuning, tune_entries, with_validation
@@ -38,6 +39,8 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     given, base = dict(base.settings), dataclasses.replace(base, settings={})        # the rows have theirs
     reference = _reference(reference, entries, with_local)
     tuning: Tuning | None = None
+    if out is not None:
+        make_folder(Path(out))              # said before hours of training, not after them
     if tune is not None:
         base, said = with_validation(base)
         tuning = tune_entries(entries, base, seeds, tune, score=score, learning_rates=learning_rates, out=out, jobs=jobs, again=again,

@@ -11,11 +11,19 @@ from ..errors import ConfigError
 from .files import disk
 
 
+def make_folder(path: Path) -> None:
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{str(place)!r} is a file{'' if place == path else f', so {str(path)!r} cannot be made'}. "
+                              "Choose another folder with --out.")
+    with disk("make the folder", path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 @contextlib.contextmanager
 def folder_lock(path: Path) -> Iterator[None]:
     """Hold the folder for this process. The operating system lets go of the lock when the process ends, however it ends."""
-    with disk("make the folder", path):
-        path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     with disk("lock", path):
         handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

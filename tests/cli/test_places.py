@@ -1,0 +1,45 @@
+"""Folders with odd names, folders that are files, and forms of tables that do not exist."""
+
+from __future__ import annotations
+
+TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "1", "--lr", "0.1")
+
+
+def test_brackets_in_a_path_are_shown_and_close_nothing(cli, tmp_path):
+    """Rich reads [x] as a style, and stops the program at a [/x] that closes none."""
+    folder = "mit Leer [red]zeichen [/b] ö"
+    assert f"Records and models: {folder}" in cli("run", "fedavg", *TINY, "--out", folder).out
+    assert "wrote model [/i].safetensors" in cli("export", folder, "--out", "model [/i].safetensors").out
+
+
+def test_warnings_show_brackets(capsys):
+    from rich.console import Console
+
+    from consilience.cli.output import RunProgress, progress_bar, warn
+    warn("a [/b] c")
+    with progress_bar() as bar:
+        ear = RunProgress(bar, "x[/y]")
+        ear.warned("d [/e] f")
+        ear.noted("g [/h] i")
+        bar.add_task("[/j]", note="[/k]")
+    said = capsys.readouterr().err
+    assert all(text in said for text in ("a [/b] c", "d [/e] f", "g [/h] i", "[/j]", "[/k]"))
+
+    from consilience.report.tables import Table
+    console = Console(width=80)
+    with console.capture() as got:
+        console.print(Table(["[/a]"], [["[-0.1, +0.2] [/x]"]], "t [/t]", ["n [/n]"]).rich())
+    assert all(text in got.get() for text in ("[/a]", "[/x]", "[/t]", "[/n]"))
+
+
+def test_an_unknown_form_is_said_before_training(cli, tmp_path):
+    assert "'markdown'" in cli("compare", "fedavg", *TINY, "--format", "markdwn", code=2).err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_place_of_a_folder(cli, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    for command in (("run", "fedavg"), ("compare", "fedavg"), ("compare", "fedavg", "--tune", "1")):
+        for folder in ("taken", "taken/below"):
+            assert "'taken' is a file" in cli(*command, *TINY, "--out", folder, code=2).err
+    assert (tmp_path / "taken").read_text() == "mine"
