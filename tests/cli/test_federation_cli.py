@@ -40,6 +40,12 @@ def test_init_refuses_before_it_writes(cli, data, tmp_path, words, said):
     assert not (tmp_path / "hospitals").exists()
 
 
+def test_a_file_that_is_no_app_is_not_approved(cli, data, tmp_path):
+    cli("data", "check", data)                                             # the file is there, and is a zip archive without an app
+    assert "bundle cannot be read" in cli("federation", "approve", "store", "site.npz", code=2).err
+    assert not (tmp_path / "store").exists()
+
+
 def test_init_takes_a_run_s_settings(cli, data, tmp_path):
     cli("run", "fedavg+dbe", "--data", data, "--split", "iid", "--clients", "2", "--rounds", "1", "--batch", "4", "--lr", "0.07", "--set",
         "dbe.kappa=5", "-o", "dropout=0.1", "--engine", "sequential", "--out", "first")

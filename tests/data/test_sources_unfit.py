@@ -74,6 +74,12 @@ def test_unsigned_numbers_are_tokens():
     assert from_arrays(np.array([[0, 65535]], np.uint16), [0]).x.tolist() == [[0, 65535]]
 
 
+def test_a_place_is_named_once(tmp_path):
+    with pytest.raises(DataError) as caught:
+        make('arrays(path="none.npz")').read(".")
+    assert str(caught.value).count("none.npz") == 2                        # as it was given, and where it was looked for
+
+
 def test_one_array_alone(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 2)))
     refused(f'arrays(path="{tmp_path / "x.npy"}")', "one array", "np.savez")

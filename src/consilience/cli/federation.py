@@ -137,9 +137,13 @@ def approve(store: Store, what: Annotated[str, typer.Argument(metavar="HASH|APP"
                                                 "`federation study` does.")] = False,
             as_json: AsJson = False) -> None:
     """Let an app run at this site."""
-    from ..federation.app import app_hash
-    from ..federation.approval import HARMLESS, STUDY, Approvals
-    sha256 = app_hash(what) if Path(what).exists() else what.strip().lower()
+    from ..federation.app import bundle
+    from ..federation.approval import HARMLESS, STUDY, Approvals, hash_of, own_settings
+    sha256 = what.strip().lower()
+    if Path(what).exists():
+        content = bundle(what)
+        own_settings(content)                      # refuses a file that is no app
+        sha256 = hash_of(content)
     entry = Approvals(store).approve(sha256, [*(override or []), *(STUDY if study else ())])
     if as_json:
         return print_json({"hash": sha256, **entry})

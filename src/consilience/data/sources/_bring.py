@@ -25,7 +25,7 @@ def find_path(path: str, source: str, directory: str | Path | None) -> Path:
     for at in tried:
         if at.exists():
             return at
-    where = " and ".join(str(t.absolute()) for t in tried)
+    where = " and ".join(dict.fromkeys(str(t.absolute()) for t in tried))
     raise DataError(f"Source {source!r}: {str(given)!r} does not exist. Looked for {where}.")
 
 
