@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, ConsilienceError, did_you_mean, unknown
+from ..errors import ConfigError, ConsilienceError, unknown
 from ..metrics.registry import make_measures
 from ..metrics.subject import TRAINING
-from ..options import build
 from ..parts.presets import PRESETS
 from ..parts.registry import installed_parts
 from ..runs.config import flatten_settings
+from . import tables
 from .check import applies, check_method, check_run
-from .format import DRAWINGS, UNITS, Also, Cell, Column, Drawing, Recipe, Row, Score, parse_printed
+from .format import DRAWINGS, UNITS, Also, Cell, Column, Drawing, Recipe, Row, parse_printed
+from .protocol import check_taken, score_of, stands_beside
+from .tables import one_of
 
 _NAME = re.compile(r"^(table|figure)[1-9][0-9]*$")
 _PAPER_KEYS = ("citation", "seeds", "unit", "digits", "readings", "run", "score", "rows", "columns")
@@ -60,40 +59,29 @@ def load_recipe(name: str | Path) -> Recipe:
         raise type(error)(f"Recipe {title}: {error}") from None
 
 
-@lru_cache(maxsize=64)
-def _read_text(path: Path, changed: int) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} cannot be read: {error}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return _read_text(path, path.stat().st_mtime_ns)
-
-
 class _Reader:
     """One file, on top of the paper.toml beside it."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
-        self.own = _table(_read(path), _RECIPE_KEYS, path.name)
+        self.own = tables.table(tables.read(path), _RECIPE_KEYS, path.name)
         shared = path.with_name("paper.toml")
-        self.paper = _table(_read(shared), _PAPER_KEYS, "paper.toml") if shared.is_file() else {}
+        self.paper = tables.table(tables.read(shared), _PAPER_KEYS, "paper.toml") if shared.is_file() else {}
         self.kind = "figure" if path.stem.startswith("figure") or self.own.get("draw") else "table"
 
     def recipe(self) -> Recipe:
         if "title" not in self.own:
             raise ConfigError("there is no title.")
         whole = self.own.get("unavailable")
-        columns = tuple(self.column(n, v) for n, v in _entries(self.own, "columns"))
-        rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in _entries(self.own, "rows"))
+        columns = tuple(self.column(n, v) for n, v in tables.entries(self.own, "columns"))
+        rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in tables.entries(self.own, "rows"))
         drawings = tuple(self.drawing(d) for d in self.own.get("draw", ()))
         # pictures of data need no method, but a run's settings say which data
         lines = rows or ((Row("split", "split", "fedavg"),) if drawings and all(d.kind == "splits" for d in drawings) else ())
         if not whole and (not columns or not lines):
             raise ConfigError("it has no rows or no columns. Add them, or say why with unavailable = \"…\".")
-        also = tuple(Also(_text(a, "title", "also"), _table(a, _ALSO_KEYS, "also").get("score", {})) for a in self.own.get("also", ()))
+        also = tuple(Also(tables.text(a, "title", "also"), tables.table(a, _ALSO_KEYS, "also").get("score", {}))
+                     for a in self.own.get("also", ()))
         cells = tuple(self.cell(r, c, also, whole) for r in lines for c in columns if not r.only or c.name in r.only)
         self.references_exist(cells, columns)
         self.every_setting_is_used(rows, columns)
@@ -107,12 +95,12 @@ class _Reader:
     def _shared(self, kind: str, name: str, given: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
         """What a row or column says, on top of the entry of paper.toml with its name or the one `like` names."""
         where = f"{kind}.{name}"
-        own = _table(given, keys, where)
+        own = tables.table(given, keys, where)
         library = self.paper.get(kind, {})
         like = own.get("like", name)
         if "like" in own and like not in library:
             raise unknown(f"entry of paper.toml for {where}.like:", like, library)
-        base = _table(library.get(like, {}), keys, f"paper.toml, {kind}.{like}")
+        base = tables.table(library.get(like, {}), keys, f"paper.toml, {kind}.{like}")
         merged = {**base, **own}
         for table in ("run", "score"):
             if table in base or table in own:
@@ -121,7 +109,7 @@ class _Reader:
 
     def column(self, name: str, given: Mapping[str, Any]) -> Column:
         v = self._shared("columns", name, given, _COLUMN_KEYS)
-        _one_of(v.get("unit"), (None, *UNITS), f"columns.{name}.unit")
+        one_of(v.get("unit"), (None, *UNITS), f"columns.{name}.unit")
         if given.get("mean_of") and "run" in given:
             raise ConfigError(f"columns.{name} is a mean of others, so that its run is never made: leave one of them out.")
         if v.get("minus") and not v.get("mean_of"):
@@ -150,20 +138,20 @@ class _Reader:
         if not method and not why:
             raise ConfigError(f"{where} has no method.")
         return Row(name, v.get("title", name), method, v.get("run", {}), v.get("score", {}), paper,
-                   {c: _table(t, _CELL_KEYS, f"{where}.cells.{c}") for c, t in v.get("cells", {}).items()},
+                   {c: tables.table(t, _CELL_KEYS, f"{where}.cells.{c}") for c, t in v.get("cells", {}).items()},
                    tuple(v.get("only", ())), v.get("ours"), why, v.get("note", ""))
 
     def drawing(self, given: Mapping[str, Any]) -> Drawing:
-        v = _table(given, _DRAW_KEYS, "draw")
-        _one_of(v.get("kind"), DRAWINGS, "draw.kind")
+        v = tables.table(given, _DRAW_KEYS, "draw")
+        one_of(v.get("kind"), DRAWINGS, "draw.kind")
         if v["kind"] == "trace":
             make_measures([v.get("measure", "")])
         for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client")),
                            ("x", ("round", "seconds", "bytes")), ("together", ("row", "figure", "panel"))):
             if key in v:
-                _one_of(v[key], known, f"draw.{key}")
+                one_of(v[key], known, f"draw.{key}")
         for one in v.get("training", ()):
-            _one_of(one, TRAINING, "draw.training")
+            one_of(one, TRAINING, "draw.training")
         if not isinstance(v.get("sample_class", 0), int):
             raise ConfigError(f"'draw.sample_class' is the number of a class. Got {v['sample_class']!r} instead.")
         return Drawing(v["kind"], v.get("title", ""), v.get("x", Drawing.x), v.get("y", Drawing.y), v.get("measure", ""),
@@ -179,13 +167,13 @@ class _Reader:
         protocol = [self.paper.get("score", {}), self.own.get("score", {}), column.score, row.score, own.get("score", {})]
         try:
             values = None if why or column.mean_of else self.values(row, column, own)
-            score = _score(protocol)
-            _is_taken(score, values)
-            others = tuple((a.title, _score([*protocol, a.score])) for a in also if _beside(score, a.score))
+            score = score_of(protocol)
+            check_taken(score, values)
+            others = tuple((a.title, score_of([*protocol, a.score])) for a in also if stands_beside(score, a.score))
         except ConsilienceError as error:
             raise type(error)(f"{where}: {error}") from None
         unit = column.unit if column.unit is not None else self.own.get("unit", self.paper.get("unit", "%"))
-        _one_of(unit, UNITS, "unit")
+        one_of(unit, UNITS, "unit")
         counted = next(filter(None, (s.no_fraction for s in (score, *(s for _, s in others)))), None)
         if unit == "%" and counted:
             raise ConfigError(f"{where}: it is scored by {counted}, which % would multiply by 100. Set unit = \"\" for the column.")
@@ -238,70 +226,10 @@ class _Reader:
         return {p for c in self.paper.get("columns", {}).values() for p in flatten_settings(c.get("run", {}).get("settings", {}))}
 
 
-def _score(levels: Sequence[Mapping[str, Any]]) -> Score:
-    """The nearer level has the last word, also on whether a measure is taken of the trained run or on its way."""
-    merged: dict[str, Any] = {}
-    for level in levels:
-        dropped = ("taken",) if "measure" in level else ("measure", "value") if "taken" in level else ()
-        merged = {**{k: v for k, v in merged.items() if k not in dropped}, **level}
-    return _checked_score(json.dumps(merged, sort_keys=True))
-
-
-@lru_cache(maxsize=1024)
-def _checked_score(values: str) -> Score:
-    score = build(Score, json.loads(values), "the score")
-    if score.measure:
-        make_measures([score.measure])
-    return score
-
-
-def _beside(score: Score, other: Mapping[str, Any]) -> bool:
-    """Whether a second score can stand beside the first. A measure of the trained run has no second choice of rounds, and one that the
-    run takes on its way is of no other model or samples."""
-    if score.measure:
-        return "measure" in other
-    return score.taken is None or "taken" in other or not {"model", "samples", "client", "average", "what"} & other.keys()
-
-
-def _is_taken(score: Score, values: Mapping[str, Any] | None) -> None:
-    """A number that the run is to take on its way belongs to one of the run's measures."""
-    if score.taken is not None and values is not None:
-        taken = [m.name for m in make_measures(values.get("measure", ()))]
-        if (name := score.taken.partition(".")[0]) not in taken:
-            raise ConfigError(f"it is scored by the measure {name!r}, which its run does not take: add measure = [\"{name}\"] to run.")
-
-
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Later values win; settings of methods are put together."""
     settings = {**flatten_settings(old.get("settings", {})), **flatten_settings(new.get("settings", {}))}
     return {**old, **new, **({"settings": settings} if settings or "settings" in new else {})}
-
-
-def _table(given: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} must be a table. Got {given!r} instead.")
-    for key in given:
-        if key not in keys:
-            raise ConfigError(f"{where} has no key {key!r}.{did_you_mean(key, keys)}")
-    return dict(given)
-
-
-def _entries(whole: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    entries = whole.get(kind, {})
-    if not isinstance(entries, Mapping):
-        raise ConfigError(f"{kind} must be tables, as in [{kind}.name].")
-    return list(entries.items())
-
-
-def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    if not isinstance(table.get(key), str):
-        raise ConfigError(f"{where} needs a {key}.")
-    return table[key]
-
-
-def _one_of(value: Any, known: Sequence[Any], where: str) -> None:
-    if value not in known:
-        raise ConfigError(f"{where} must be one of {', '.join(repr(k) for k in known if k is not None)}. Got {value!r} instead.")
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
