@@ -32,6 +32,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.run import Run
@@ -41,6 +42,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from ...federation.approval import Approvals, hash_of
 
 PAUSE = 0.3                     # seconds between questions for work; the SuperNode is on this machine
+TRIES = 6                       # to hand an answer to the SuperNode
 IDLE = 600.0                    # seconds without work after which a worker's memory is given back
 PRELOAD = ("torch", "consilience.engines.flower.apps", "consilience.parts", "consilience.models", "consilience.metrics")
 
@@ -155,14 +157,30 @@ def answer(address: str, token: str, store: str, kind: str, loaded: dict[str, Cl
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
     try:
         if reply is not None and context is not None:
-            push_message(client, reply, context)
+            hand_over(client, reply, context)
         push_task_output(client=client, context=context, sub_status=outcome, details=details)
-    except (httpx.HTTPError, RuntimeError) as error:
+    except (httpx.HTTPError, RuntimeError, ObjectPushError) as error:
         log(ERROR, "The answer could not be handed over: %s", error)
     finally:
         if heart.is_running:
             heart.stop()
         client.close()
+
+
+def hand_over(client: RuntimeHttpClient, reply: Message, context: Context) -> None:
+    """Give the SuperNode an answer, again where its arrays were cut off.
+
+    A request that is repeated because its reply was late opens a second session, which ends the first. The SuperNode knows of
+    the answer by then and waits for its arrays, for ever if nobody brings them: the site would be there and never answer again.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            return push_message(client, reply, context)
+        except ObjectPushError as error:
+            if not left:
+                raise
+            log(WARNING, "The answer is handed over again: %s", error)
+            time.sleep(PAUSE)
 
 
 def _objection(approvals: Approvals, content: bytes, claimed: str, run: Run, context: Context, kind: str) -> str | None:
