@@ -132,6 +132,19 @@ class WatchedSequential(Sequential):
             super().steps(slot, phase, sizes)
 
 
+class GuardedSequential(Sequential):
+    """The sequential engine, whose steps may not write to what they only read. A slot holds copies: the round's inputs do not show it."""
+
+    READ = ("received", "previous", "shared", "kept", "plan")
+
+    def steps(self, slot: Slot, phase: Any, sizes: list[int]) -> None:
+        shown = {name: getattr(slot, name) for name in self.READ}
+        before = tree.clone(shown)
+        super().steps(slot, phase, sizes)
+        wrong = [path for (path, now), (_, then) in zip(tree.paths(shown), tree.paths(before)) if not torch.equal(now, then)]
+        assert not wrong, f"a step wrote to {wrong[:3]}"
+
+
 class _Tape(TorchDispatchMode):
     """A CUDA graph on the CPU: records the operations of one step and repeats them on the same memory."""
 
@@ -194,6 +207,10 @@ def check_unmutated(part: Part) -> None:
     fed.round()
     wrong = [path for (path, now), (_, then) in zip(tree.paths(inputs), tree.paths(before)) if not torch.equal(now, then)]
     assert not wrong, f"{part.name}: a hook wrote to {wrong[:3]}"
+    try:
+        run_tiny([part], engine=GuardedSequential)
+    except AssertionError as error:
+        raise AssertionError(f"{part.name}: {error}") from None
     slots = {t.data_ptr() for slot in fed.engine.slots.values() for t in tree.leaves(slot.written()) if t.numel()}  # type: ignore[attr-defined]
     kept = [p for i, s in fed.clients.visited() for p, t in tree.paths(s.tensors) if t.numel() and t.data_ptr() in slots]
     assert not kept, f"{part.name}: what a client keeps is the slot's own memory: {kept[:3]}"

@@ -165,3 +165,17 @@ def test_check_notices_state_outside_the_state() -> None:
     testing.restore(second, *testing.snapshot(first))
     second.round()
     assert differences(whole, second)
+
+
+def test_check_notices_a_step_that_writes_to_what_it_received() -> None:
+    """A slot holds copies, so nothing of the round's inputs shows it."""
+    class Scrawler(Part):
+        name = "scrawler"
+
+        def loss(self, v: Any) -> Any:
+            for p in v.received["params"].values():
+                p.data.add_(0.1)
+            return 0.0
+
+    with pytest.raises(AssertionError, match=r"scrawler: a step wrote to .*received"):
+        testing.check_unmutated(Scrawler())
