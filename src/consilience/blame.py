@@ -18,7 +18,7 @@ def place_in_users_code(error: BaseException) -> str | None:
     first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_OURS)), len(frames))
     for frame in reversed(frames[first:]):
         if Path(frame.filename).is_file() and not frame.filename.startswith((_OURS, *_THEIRS)) and "site-packages" not in frame.filename:
-            return f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
+            return f"{shown(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
     return None
 
 
@@ -28,7 +28,7 @@ def blame(error: BaseException) -> str | None:
     return place and f"{type(error).__name__}: {error}\n  {place}\nThis is in code of your own. {VARIABLE}=1 shows the whole traceback."
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """From where the user stands, if that is shorter."""
     try:
         return min(os.path.relpath(name), name, key=len)

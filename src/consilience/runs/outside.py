@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..blame import shown
 from ..errors import ConfigError
 from ..models.user import find_callable
 from ..options import parse_call
@@ -48,5 +49,5 @@ def refuse_other_code(folder: Path, stored: dict[str, str], config: RunConfig, m
         if stored.get(name) != now.get(name):
             file = outside_files(config).get(name)
             kept = folder / COPIES / f"{name}.py"
-            raise ConfigError(f"The run in {str(folder)!r} was made with another version of {str(file) if file else name!r}, changed since"
-                              f"{f' (a copy of the old one is {str(kept)!r})' if kept.is_file() else ''}. {mend}")
+            raise ConfigError(f"The run in {str(folder)!r} was made with another version of {shown(str(file)) if file else name!r}, "
+                              f"changed since{f' (a copy of the old one is {str(kept)!r})' if kept.is_file() else ''}. {mend}")
