@@ -53,3 +53,19 @@ def test_the_loss_is_that_of_the_uploaded_model():
 def test_statistics_keep_the_runs_weights():
     a, b = run_tiny([Dro(eta=5.0)], rounds=1), run_tiny(rounds=1)
     assert all(a.model["buffers"][k].equal(v) for k, v in b.model["buffers"].items())
+
+
+def test_many_rounds_do_not_overflow():
+    # a = (1, 3), η_q = 3, start 0: losses ½(w − a)², ln q grows by 3 times that. The loop keeps ln q; it passes 88, where float32 ends,
+    # while the clients' difference, which alone counts, stays small.
+    fed = scalars([Dro(eta=3.0)], [1.0, 3.0], [1, 1])
+    w, log_q = 0.0, [0.0, 0.0]
+    for _ in range(80):
+        log_q = [known + 3 * 0.5 * (w - a) ** 2 for known, a in zip(log_q, (1.0, 3.0))]
+        share = 1 / (1 + math.exp(log_q[0] - log_q[1]))                       # of client 1
+        w = w + 0.1 * ((1 - share) * (1 - w) + share * (3 - w))
+        fed.round()
+        assert weight(fed) == pytest.approx(w, abs=1e-4)
+        mine = fed.server["dro"]["q"].double().log()
+        assert (mine[1] - mine[0]).item() == pytest.approx(log_q[1] - log_q[0], abs=1e-3)
+    assert min(log_q) > 89

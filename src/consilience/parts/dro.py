@@ -44,7 +44,10 @@ class Dro(Part):
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         q = s.server["q"]
         ids = torch.tensor(s.ids, device=q.device)
-        return s.shared, {"q": q.index_copy(0, ids, q[ids] * torch.exp(self.eta * s.reduced["loss"]))}
+        q = q.index_copy(0, ids, q[ids] * torch.exp((self.eta * s.reduced["loss"]).clamp(max=60.0)))
+        # Only ratios count, and in long runs q would leave float32: a power of two over all of it changes no bit of a ratio.
+        smaller = torch.ldexp(q, -torch.frexp(q.max()).exponent).clamp(min=torch.finfo(q.dtype).tiny)
+        return s.shared, {"q": torch.where(q.max() > 2.0**40, smaller, q)}
 
     def weights(self, s: ServerView, p: Tensor) -> Tensor:
         q = s.server["q"][torch.tensor(s.ids, device=p.device)]
