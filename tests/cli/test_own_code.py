@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 
+import numpy as np
 import pytest
 
 TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "2", "--lr", "0.1")
@@ -143,3 +146,19 @@ def test_a_run_that_never_got_to_a_round_is_replaced(cli, tmp_path):
 def test_a_new_part_cannot_have_a_name_that_python_knows(cli, tmp_path, name):
     assert "means something to Python" in cli("new", "part", name, code=2).err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_does_not_show_old_numbers_for_changed_data(cli, tmp_path):
+    draw = np.random.default_rng(0)
+    y, client = draw.integers(0, 3, 60), np.repeat([0, 1, 2], 20)
+    compare = ("compare", "fedavg", "--data", "arrays(path='mine.npz')", "--rounds", "1", "--no-local", "--seeds", "1", "--jobs", "1",
+               "--out", "c")
+    np.savez(tmp_path / "mine.npz", x=draw.normal(size=(60, 5)).astype(np.float32), y=y, client=client)
+    cli(*compare)
+    later = time.time() + 60
+    os.utime(tmp_path / "mine.npz", (later, later))
+    cli(*compare)                                       # touched, but the same
+    np.savez(tmp_path / "mine.npz", x=draw.normal(size=(60, 5)).astype(np.float32), y=y, client=client)
+    os.utime(tmp_path / "mine.npz", (later, later))
+    assert "holds a run with fingerprint" in cli(*compare, code=3).err
+    cli(*compare, "--again")

@@ -23,7 +23,8 @@ from ..blame import place_in_users_code
 from ..core.federation import Federation
 from ..cuda_start import QUEUES, queues_of_each
 from ..data import FederatedData
-from ..data.directory import VARIABLE
+from ..data.directory import VARIABLE, data_directory
+from ..data.sources import make
 from ..engines.workers import one_thread
 from ..errors import ConsilienceError, unknown
 from .config import RunConfig
@@ -301,12 +302,25 @@ def read_finished(job: Job) -> dict[str, Any] | None:
         stored, done = read_json(path / "config.json"), read_json(path / "done")
         if not _same(stored["config"], job.config) or stored.get("code", {}) != code_of(job.config):
             return None                                     # running it will say what differs
+        if _newer_files(job.config, (path / "done").stat().st_mtime):
+            return None                                     # reading the data will tell whether they are still the same
         records = read_records(path / "records.jsonl")
         # a document needs no federation, and making one is what takes the time
         result = Result(stored["config"], stored["method"], stored["data"], records, None, stopped=done["stopped"])  # type: ignore[arg-type]
         return result.document()
     except (ConsilienceError, KeyError, OSError):
         return None
+
+
+def _newer_files(config: RunConfig, since: float) -> bool:
+    """Whether files that the user named as data were written after this time. Published data sets have checksums of their own."""
+    named = getattr(make(config.run.data), "path", None)
+    if not named:
+        return False
+    places = [Path(named).expanduser(), data_directory(config.run.data_dir) / named]
+    place = next((p for p in places if p.exists()), None)
+    files = [] if place is None else [place, *place.rglob("*")] if place.is_dir() else [place]
+    return any(file.stat().st_mtime > since for file in files)
 
 
 def _same(stored: dict[str, Any], config: RunConfig) -> bool:
