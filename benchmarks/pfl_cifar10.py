@@ -31,6 +31,11 @@ class Clock(Listener):
         if len(self.ends) % 100 == 0:
             print(f"round {len(self.ends)}: {self.ends[-1] - self.ends[0]:.1f} s", flush=True)
 
+    def seconds(self) -> float:
+        """Of all rounds. The first, which waits for data and capture, counts as long as the others on average, unless it is alone."""
+        done = len(self.ends)
+        return (self.ends[-1] - self.ends[0]) / (done - 1) * done if done > 1 else sum(self.ends) - self.begun * done
+
 
 def main() -> None:
     args = argparse.ArgumentParser()
@@ -43,9 +48,7 @@ def main() -> None:
     try:
         out = measure(given, clock)
     except NonFiniteError as error:
-        done = len(clock.ends)
-        seconds = (clock.ends[-1] - clock.ends[0]) / (done - 1) * done
-        out = {"rounds": done, "of": given.rounds, "seconds": round(seconds, 1), "ended": str(error)}
+        out = {"rounds": len(clock.ends), "of": given.rounds, "seconds": round(clock.seconds(), 1), "ended": str(error)}
     print(json.dumps(out))
     if os.environ.get("OUT"):
         with open(os.path.join(os.environ["OUT"], "pfl_cifar10.json"), "w") as file:
@@ -57,7 +60,7 @@ def measure(given: argparse.Namespace, clock: Clock) -> dict[str, Any]:
                              batch=10, lr=0.1, model=given.model, eval_every=10, test="global", transform="normalise", device=given.device,
                              seed=0, listener=clock)
     scores = [r["global"]["test"] or r["global"]["accuracy"] for r in result.records if r["global"]]
-    seconds = (clock.ends[-1] - clock.ends[0]) / (given.rounds - 1) * given.rounds
+    seconds = clock.seconds()
     return {"rounds": given.rounds, "minutes": round(seconds / 60, 2), "ms_per_round": round(seconds / given.rounds * 1000, 1),
             "seconds_until_first_round_done": round(clock.ends[0] - clock.begun, 1), "best": max(scores), "last": scores[-1],
             "engine": result.measured.get("engine"), "device": given.device}
