@@ -85,11 +85,12 @@ def _check_limits(value: Any, meta: Mapping[str, Any], what: str) -> None:
         hint = did_you_mean(value, meta["choices"]) if isinstance(value, str) else ""
         raise ConfigError(f"{what} must be one of {', '.join(map(str, meta['choices']))}. Got {value!r} instead.{hint}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        wrong = (not math.isfinite(value) or ("low" in meta and value < meta["low"])
-                 or ("high" in meta and value > meta["high"]) or ("above" in meta and value <= meta["above"])
-                 or ("below" in meta and value >= meta["below"]))
+        if not math.isfinite(value):
+            raise ConfigError(f"{what} must be finite. Got {value!r} instead.")
+        wrong = (("low" in meta and value < meta["low"]) or ("high" in meta and value > meta["high"])
+                 or ("above" in meta and value <= meta["above"]) or ("below" in meta and value >= meta["below"]))
         if wrong:
-            raise ConfigError(f"{what} must be {_range_text(meta) or 'finite'}. Got {value!r} instead.")
+            raise ConfigError(f"{what} must be {_range_text(meta)}. Got {value!r} instead.")
 
 
 def _range_text(meta: Mapping[str, Any]) -> str:

@@ -25,6 +25,16 @@ def test_unknown_names_offer_the_nearest(cli):
     assert "'mr'" in cli("explain", "mrr", code=2).err
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_method_named_twice_is_refused(cli, command):
+    """It used to be passed over in silence."""
+    assert "-o method=" in cli(command, "fedavg", "-o", "method=dbe", *TINY, code=2).err
+
+
+def test_numbers_without_end_are_called_so(cli):
+    assert "must be finite. Got inf" in cli("run", "fedavg", "--lr", "inf", code=2).err
+
+
 def test_refused_combination_says_why(cli):
     said = cli("run", "local+scaffold", *TINY, code=2).err
     assert "scaffold and local cannot be combined" in said

@@ -48,6 +48,8 @@ def configure(config: Path | None, set_: list[str] | None, option: list[str] | N
             raise typer.BadParameter(f"takes name=value, as in momentum=0.9. Got {pair!r} instead.", param_hint="--option")
         if key.strip() == "settings":
             raise ConfigError("The method's 'settings' are given one by one, as in --set dbe.kappa=5.")
+        if key.strip() == "method":
+            raise ConfigError(f"A method is named right after the command, as in run {text.strip() or 'fedavg'}, and not by -o method=….")
         values[key.strip()] = text
     values |= {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
     return RunConfig.make({**values, "settings": settings})
