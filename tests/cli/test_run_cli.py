@@ -9,6 +9,9 @@ import sys
 import time
 
 import pytest
+import typer
+
+from consilience.cli import app
 
 TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "3", "--lr", "0.1", "-o", "validation=0.2")
 
@@ -86,6 +89,21 @@ def test_resume_reads_finished_runs_and_goes_on_with_others(cli, tmp_path):
     said = cli("resume", "absent", "b", "--json", code=2)           # one that fails does not keep the others
     assert [d["method"] for d in said.json()] == ["local"]
     assert "absent" in said.err
+
+
+def _commands(group, *before):
+    for name, command in sorted(group.commands.items()):
+        yield from _commands(command, *before, name) if hasattr(command, "commands") else [(*before, name)]
+
+
+def test_every_help_is_plain_text(cli):
+    """Typer writes "\\[default: 3]" for Rich, which does not read it here."""
+    commands = list(_commands(typer.main.get_command(app)))
+    assert len(commands) > 25
+    for words in commands:
+        said = cli(*words, "--help").out
+        assert "\\" not in said, words
+        assert said.startswith("Usage: "), words
 
 
 def test_version_and_help(cli):

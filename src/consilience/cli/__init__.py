@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+import typer.core
 from rich.markup import escape
 
 from .. import __version__
@@ -13,6 +14,7 @@ from ..errors import ConsilienceError
 from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
 
+typer.core.HAS_RICH = False        # else Typer escapes brackets for Rich in plain help too
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Federated learning for data that differs from client to client.")
 app.command()(train.run)
