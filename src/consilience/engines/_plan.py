@@ -8,6 +8,7 @@ runs the same program with the same rights (docs/decisions/0010-worker-wire.md).
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import runpy
@@ -24,14 +25,14 @@ MAIN = "CONSILIENCE_MAIN"          # set for workers: the script of the process 
 
 def dump(value: Any, place: Callable[[Tensor], int]) -> bytes:
     out = io.BytesIO()
-    pickle.dump(LOADED, out)           # first, so that their classes can be found
+    out.write(json.dumps(LOADED).encode() + b"\n")          # first, so that the classes in these files can be found
     _Pickler(out, place).dump(value)
     return out.getvalue()
 
 
 def load(content: bytes, tensor: Callable[[int], Tensor]) -> Any:
     stream = io.BytesIO(content)
-    for alias, path in pickle.load(stream).items():
+    for alias, path in json.loads(stream.readline()).items():
         load_as(alias, path)
     return _Unpickler(stream, tensor).load()
 
