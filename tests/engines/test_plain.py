@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,9 +107,9 @@ def test_a_path_that_has_come_to_mean_another_file_is_mapped_anew(tmp_path):
 def test_no_message_is_a_pickle(monkeypatch):
     """Both directions of a whole run, seen on the pipe: JSON. The worker's side is looked at in its sources."""
     sent, heard = [], []
-    dumps, loads = json.dumps, json.loads
-    monkeypatch.setattr(_wire.json, "dumps", lambda m, **how: sent.append(m) or dumps(m, **how))
-    monkeypatch.setattr(_wire.json, "loads", lambda m: heard.append(loads(m)) or heard[-1])
+    listening = SimpleNamespace(dumps=lambda m, **how: sent.append(m) or json.dumps(m, **how),
+                                loads=lambda m: heard.append(json.loads(m)) or heard[-1])
+    monkeypatch.setattr(_wire, "json", listening)         # of the wire alone: others write JSON too
     pool = Pool(1)
     run_tiny(rounds=1, engine=Workers.sharing(pool))
     pool.close()
