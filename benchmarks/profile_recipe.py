@@ -58,7 +58,9 @@ def configuration(asked: str, changes: list[str]) -> RunConfig:
     recipe, order = load_recipe(name), Order(rows=rows, columns=columns, seeds=1)
     cell = order.cells_of(recipe)[0]
     _, values, _ = next(iter(runs_of(recipe, Path("."), order, cell, [0])))
-    return RunConfig.make(values | dict(c.split("=", 1) for c in changes))
+    given = dict(c.split("=", 1) for c in changes)
+    of_parts = {name: given.pop(name) for name in list(given) if "." in name}
+    return RunConfig.make(values | given | {"settings": values.get("settings", {}) | of_parts})
 
 
 def kernels(fed: object, steps: int) -> None:

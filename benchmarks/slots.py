@@ -1,8 +1,9 @@
 """The slots engine on a GPU against the plain loop that simulators use, side by side in one run, evaluation included.
 
-    python benchmarks/slots.py [cnn vgg11 resnet18] [--methods] [--rounds 3]
+    python benchmarks/slots.py [cnn vgg11 resnet18] [--methods] [--rounds 3] [--epochs 1]
 
-`training` beside a rate counts the seconds of the rounds alone, without evaluation: what a loop of steps is compared with.
+`training` beside a rate counts the seconds of the rounds alone, without evaluation. Clients take 50 steps or fewer in a round of one
+epoch; with more epochs sending and averaging models weigh less, and `training` nears the rate of a loop of steps alone.
 
 The plain loop: a DataLoader per client over tensors on the host, `.to(device)`, module, cross-entropy, SGD; clients one after another;
 the model averaged and scored on all test samples after every round. The product does the same rounds in the slots engine. Rates are
@@ -90,12 +91,12 @@ class Rates(NamedTuple):
     notes: list[str]
 
 
-def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None = None, **policy: object) -> Rates:
+def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None = None, epochs: int = 1, **policy: object) -> Rates:
     """The slots engine."""
     data = population(w)
     built = make(w["model"], sample=w["sample"], classes=10, key=rng.key(0, "model"))
     fed = Federation(built.module, built.layout, parse_stack(method, settings).method(), data,
-                     Policy(lr=w["lr"], batch=w["batch"], weights="uniform", eval_batch=1000, **policy), Slots, "cuda")
+                     Policy(lr=w["lr"], batch=w["batch"], epochs=epochs, weights="uniform", eval_batch=1000, **policy), Slots, "cuda")
     test = [torch.arange(5000)]
     seconds = {"training": 0.0, "scoring": 0.0}
     for number in range(rounds + 2):                  # the first two capture and warm up
@@ -108,7 +109,7 @@ def product(w: dict, rounds: int, method: str = "fedavg", settings: dict | None 
                 (score_personal if fed.personal else score_global)(fed, test, ["test"])
             torch.cuda.synchronize()
             seconds[what] += time.perf_counter() - start if number >= 2 else 0.0
-    steps = rounds * w["clients"] * (w["samples"] // w["batch"])
+    steps = rounds * epochs * w["clients"] * (w["samples"] // w["batch"])
     return Rates(steps / sum(seconds.values()), steps / seconds["training"], fed.engine.notes)
 
 
@@ -117,6 +118,7 @@ def main() -> None:
     args.add_argument("work", nargs="*", default=list(WORK), help="or none")
     args.add_argument("--methods", action="store_true", help="the methods' cost over FedAvg's on the CNN")
     args.add_argument("--rounds", type=int, default=3)
+    args.add_argument("--epochs", type=int, default=1, help="of the slots' rounds")
     given = args.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     out: dict[str, dict] = {}
@@ -127,7 +129,7 @@ def main() -> None:
                                                        "bf16 + channels_last": {"precision": "bfloat16", "layout": "channels_last"}}
         out[name] = {"plain": round(bare)}
         for kind, policy in kinds.items():
-            rates = product(w, given.rounds, **policy)
+            rates = product(w, given.rounds, epochs=given.epochs, **policy)
             out[name][kind] = {"rate": round(rates.whole), "times plain": round(rates.whole / bare, 1), "training": round(rates.training)}
             print(name, f"plain {bare:.0f}", kind, out[name][kind], *rates.notes, flush=True)
     if given.methods:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience import rng, tree
-from consilience.core import _groups_cuda, _linear_cuda, _norms_cuda, _stage_cuda
+from consilience.core import _bias_cuda, _groups_cuda, _linear_cuda, _norms_cuda, _stage_cuda
 from consilience.core._once import first_order
 from consilience.core.network import Network
 from consilience.core.task import cross_entropy
@@ -23,7 +23,7 @@ from consilience.errors import ConfigError
 from consilience.parts import _fused
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-MODULES = (_stage_cuda, _linear_cuda, _norms_cuda, _groups_cuda, _fused)
+MODULES = (_stage_cuda, _bias_cuda, _linear_cuda, _norms_cuda, _groups_cuda, _fused)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ CONV, LINEAR, BATCH, GROUP = nn.Conv2d(2, 5, 3), nn.Linear(6, 3), nn.BatchNorm2d
 KERNELS: dict[str, tuple[Callable[[Tensor], bool], tuple[int, ...]]] = {
     "stage": (lambda x: _stage_cuda.usable(x, CONV), (4, 2, 8, 8)), "linear": (lambda x: _linear_cuda.usable(x, LINEAR), (4, 6)),
     "batch norm": (lambda x: scored(BATCH, x), (4, 2, 8, 8)), "group norm": (lambda x: _groups_cuda.usable(GROUP, x), (4, 4, 8, 8)),
-    "parts": (lambda x: _fused.ready(x), (4, 6))}
+    "parts": (lambda x: _fused.ready(x), (4, 6)), "bias": (lambda x: _bias_cuda.usable(x), (4, 2, 8, 8))}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")            # of tracing, which the exporter that we use still does
@@ -84,6 +84,18 @@ def test_scoring_never_launches_more_programs_than_there_can_be(shape: tuple[int
     assert at.grid[1] <= 65535
     assert at.each % at.rows == 0
     assert at.grid[1] * at.each >= at.M > (at.grid[1] - 1) * at.each        # everything, and no program for nothing
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(512, 64, 224, 224), (256, 2, 2000, 2000), (10, 5, 3, 3), (32, 512, 2, 2), (128, 64, 2, 3)])
+@pytest.mark.parametrize("pool", [True, False])
+def test_what_follows_a_convolution_is_divided_whole(shape: tuple[int, ...], layout: torch.memory_format, pool: bool) -> None:
+    at = _bias_cuda._Geometry(torch.empty(shape, device="meta").to(memory_format=layout), pool)
+    assert at.grid == (-(-shape[1] // at.how["COLS"]), at.pieces)
+    assert at.pieces <= 65535
+    assert at.each % at.how["ROWS"] == 0
+    assert at.pieces * at.each >= at.m > (at.pieces - 1) * at.each
+    assert at.m == shape[0] * at.out[2] * at.out[3]
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 8, 8), (256, 64, 112, 112), (10, 5, 3, 3), (256, 512)])
@@ -146,7 +158,8 @@ def test_refusing_does_not_depend_on_what_arrives() -> None:
             torch.autograd.grad(loss, x, create_graph=True)
 
 
-@pytest.mark.parametrize("module", [_stage_cuda._Stage, _linear_cuda._Linear, _norms_cuda._NormRelu, _groups_cuda._ReluNorm, _fused._Known])
+@pytest.mark.parametrize("module", [_stage_cuda._Stage, _bias_cuda._Finish, _linear_cuda._Linear, _norms_cuda._NormRelu,
+                                    _groups_cuda._ReluNorm, _fused._Known])
 def test_every_kernels_way_back_refuses(module: type[torch.autograd.Function]) -> None:
     with torch.enable_grad(), pytest.raises(ConfigError, match="create_graph"):
         module.backward(None, torch.ones(()))

@@ -46,16 +46,22 @@ class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
+    def take_ready(self) -> dict[str, Tensor] | None:
+        """For the one call that may use them; None in a later one."""
+        ready: dict[str, Tensor] | None = self.__dict__.pop("_ready", None)
+        if ready is not None:
+            self.__dict__["_runs"] = True
+        return ready
+
     def forward(self, input: Tensor, *args: Any, **settings: Any) -> Tensor:
-        own = self.__dict__
-        ready = own.pop("_ready", None)
         if isinstance(self, nn.Linear) and self.weight.numel() <= SMALL and input.device.type == "cpu":
+            self.__dict__.pop("_ready", None)
             with torch.autocast("cpu", enabled=False):
                 return super().forward(input.to(self.weight.dtype))  # type: ignore[misc]
+        ready = self.take_ready()
         if ready is None:
             return super().forward(input, *args, **settings)  # type: ignore[misc]
-        own["_runs"] = True
-        table = own["_parameters"]
+        table = self.__dict__["_parameters"]
         kept = dict(table)
         table.update(ready)
         try:
@@ -65,6 +71,14 @@ class _Ready:
 
 
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
+
+
+def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
+    """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
+    ready = conv.take_ready() if isinstance(conv, _Ready) else None
+    weight, bias = ((ready or {}).get(leaf, getattr(conv, leaf)) for leaf in ("weight", "bias"))
+    maps = conv._conv_forward(input, weight, None)
+    return maps, bias.to(maps.dtype)
 
 
 class Together:

@@ -1,4 +1,4 @@
-"""Layers that are computed together: convolution, ReLU and pooling as one, a linear layer with its ReLU as one.
+"""Layers that are computed together: convolution, ReLU and pooling as one, or what follows the convolution; a linear layer with its ReLU.
 
 Nothing changes in what a model is: names, parameters and hooks stay. Only PyTorch's own layers are taken, by their exact type, and a
 layer that somebody listens to runs by itself.
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _linear_cuda, _stage_cpu, _stage_cuda, norms
-from .half import READY
+from . import _bias_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
+from .half import READY, without_bias
 from .listeners import heard, transformed
 from .pooling import MaxPool2d
 
@@ -73,8 +73,8 @@ def _start(kinds: tuple[type, ...]) -> _Start | None:
         return _inner
     if kinds[:2] == (Linear, nn.ReLU):
         return _linear_relu
-    if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,) and kinds[2:3] and kinds[2] in _POOLS:
-        return _conv_relu_pool
+    if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,) and not norms.may_begin(kinds[1:]):
+        return _conv_relu_pool if kinds[2:3] and kinds[2] in _POOLS else _conv_relu
     return _norm if norms.may_begin(kinds) else None
 
 
@@ -93,13 +93,24 @@ def _linear_relu(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[
 def _conv_relu_pool(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
     conv, relu, pool = layers[at: at + 3]
     if heard(conv, relu, pool):
-        return None
+        return _conv_relu(x, turned, layers, at)
     if _stage_cpu.usable(x, conv, pool):
         own = turned or not (_stage_cpu.is_turned(x) or _stage_cpu.is_turned(conv.weight))
         return 3, _stage_cpu.conv_relu_pool(x, conv, pool), own
-    if type(conv) is nn.Conv2d and _plain(conv, pool) and _stage_cuda.usable(x, conv):
+    if not _by_twos(pool):
+        return _conv_relu(x, turned, layers, at)
+    if type(conv) is nn.Conv2d and _plain(conv) and _stage_cuda.usable(x, conv):
         return 3, _stage_cuda.conv_relu_pool(x, conv.weight, conv.bias, int(conv.padding[0])), turned
+    if conv.bias is not None and _bias_cuda.usable(x):
+        return 3, _bias_cuda.bias_relu_pool(*without_bias(conv, x), True), turned
     return None
+
+
+def _conv_relu(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv, relu = layers[at: at + 2]
+    if heard(conv, relu) or conv.bias is None or not _bias_cuda.usable(x):
+        return None
+    return 2, _bias_cuda.bias_relu_pool(*without_bias(conv, x), False), turned
 
 
 def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
@@ -107,14 +118,21 @@ def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Te
     return None if done is None else (*done, turned)
 
 
-def _plain(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
-    """Whether these are a square convolution of stride 1 with zeros around, and a pooling of 2×2 windows side by side."""
-    plain = lambda n: n in (1, (1, 1))
-    return (not torch.jit.is_tracing() and conv.kernel_size[0] == conv.kernel_size[1] and plain(conv.stride) and plain(conv.dilation)
+def _plain(conv: nn.Conv2d) -> bool:
+    """Whether this is a square convolution of stride 1 with zeros around."""
+    return (not torch.jit.is_tracing() and conv.kernel_size[0] == conv.kernel_size[1] and _one(conv.stride) and _one(conv.dilation)
             and conv.groups == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-            and conv.padding[0] == conv.padding[1]
-            and pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2)) and pool.padding in (0, (0, 0)) and plain(pool.dilation)
+            and conv.padding[0] == conv.padding[1])
+
+
+def _by_twos(pool: nn.MaxPool2d) -> bool:
+    """Whether this is a pooling of 2×2 windows side by side."""
+    return (pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2)) and pool.padding in (0, (0, 0)) and _one(pool.dilation)
             and not pool.ceil_mode and not pool.return_indices)
+
+
+def _one(n: Any) -> bool:
+    return n in (1, (1, 1))
 
 
 def compute_together(module: nn.Module) -> None:

@@ -139,9 +139,13 @@ class Slots:
         waiting = deque(sorted((i for i in range(len(queue)) if i not in results),
                                key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
         lanes = self._lanes_for(queue[waiting[0]], len(waiting), main)
-        active = deque(lane for lane in lanes if self._next(lane, queue, waiting))
-        while active:
+        for lane in lanes:                           # an earlier pass may have broken off
+            lane.work = None
+        active = deque(lanes)
+        while active:                                # a slot has its first steps before the next one is loaded
             lane = active.popleft()
+            if lane.work is None and not self._next(lane, queue, waiting):
+                continue
             self._launch(lane)
             if lane.launches:
                 active.append(lane)
@@ -149,8 +153,8 @@ class Slots:
             assert lane.work is not None
             torch.cuda.set_stream(lane.stream)
             results[lane.place] = lane.work.finish(lane.slot)
-            if self._next(lane, queue, waiting):
-                active.append(lane)
+            lane.work = None
+            active.appendleft(lane)
         for lane in lanes:
             main.wait_stream(lane.stream)
 
@@ -201,7 +205,6 @@ class Slots:
     def _next(self, lane: _Lane, queue: list[Work], waiting: deque[int]) -> bool:
         """Load the next client into a free slot."""
         if not waiting:
-            lane.work = None
             return False
         lane.place = waiting.popleft()
         work = lane.work = queue[lane.place]
