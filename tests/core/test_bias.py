@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,11 +75,29 @@ def test_without_a_bias_there_is_nothing_to_do(recorded: _Recorded) -> None:
     assert recorded.calls == []
 
 
-def test_a_relu_before_a_group_norm_stays_with_it(recorded: _Recorded) -> None:
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4))
+@pytest.mark.parametrize("fits", [True, False])
+def test_before_a_group_norm(recorded: _Recorded, monkeypatch: pytest.MonkeyPatch, fits: bool) -> None:
+    """Bias and ReLU go with the norm where it takes maps of this kind, else by themselves."""
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4))
+    model = copy.deepcopy(plain)
     stages.compute_together(model)
-    model(torch.randn(1, 2, 8, 8))
-    assert recorded.calls == []
+
+    class Groups:
+        usable = staticmethod(lambda norm, x: fits)
+
+        @staticmethod
+        def relu_norm(norm: nn.GroupNorm, x: Tensor, before: Tensor) -> Tensor:
+            recorded.calls.append("bias+relu+norm")
+            return norm(F.relu(x + before[:, None, None]))
+
+    monkeypatch.setattr(stages, "_groups_cuda", Groups)
+    x = torch.randn(3, 2, 8, 8)
+    torch.testing.assert_close(model(x), plain(x))
+    assert recorded.calls == ["bias+relu+norm" if fits else "bias+relu"]
+    recorded.calls.clear()
+    model[2].register_forward_hook(lambda *a: None)
+    model(x)
+    assert recorded.calls == ["bias+relu"]
 
 
 def test_in_bfloat16_the_weights_laid_ready_are_used(recorded: _Recorded) -> None:

@@ -247,7 +247,9 @@ def test_batch_norm_kernels_over_many_tiles(monkeypatch: pytest.MonkeyPatch, lay
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", GROUPS, ids=lambda s: "x".join(map(str, s)))
-def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_group_norm_kernels(shape: tuple[int, ...], layout: str, biased: bool) -> None:
+    """With and without the bias of a convolution before the ReLU."""
     needs_kernels()
     group = nn.GroupNorm(8, shape[1]).to(DEVICE)
     with torch.no_grad():
@@ -255,15 +257,17 @@ def test_group_norm_kernels(shape: tuple[int, ...], layout: str) -> None:
         group.bias.copy_(normal((shape[1],), "bias"))
     x = (normal(shape, "x", device=DEVICE) + 0.3).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
     weight = normal(shape, "w", device=DEVICE)
-    y = _groups_cuda.relu_norm(group, x)
+    before = normal((shape[1],), "before", device=DEVICE).requires_grad_() if biased else None
+    y = _groups_cuda.relu_norm(group, x, before)
     assert y.stride() == x.stride()
-    grads = torch.autograd.grad((y * weight).sum(), [x, group.weight, group.bias])
+    grads = torch.autograd.grad((y * weight).sum(), [x, group.weight, group.bias, *([] if before is None else [before])])
     wide, exact = x.detach().double().requires_grad_(), nn.GroupNorm(8, shape[1]).to(DEVICE).double()
     exact.load_state_dict(group.state_dict())
-    z = exact(F.relu(wide))
+    own = [] if before is None else [before.detach().double().requires_grad_()]
+    z = exact(F.relu(wide + own[0][:, None, None] if own else wide))
     near(y, z, 1e-5, "y")
-    theirs = torch.autograd.grad((z * weight).sum(), [wide, exact.weight, exact.bias])
-    for what, ours, their in zip(("dx", "dweight", "dbias"), grads, theirs):
+    theirs = torch.autograd.grad((z * weight).sum(), [wide, exact.weight, exact.bias, *own])
+    for what, ours, their in zip(("dx", "dweight", "dbias", "dbefore"), grads, theirs, strict=False):
         near(ours, their, 1e-5, what)
 
 

@@ -73,6 +73,15 @@ def test_rounds_and_scores(seen: SimpleNamespace, name: str) -> None:
     assert seen.now is seen.main
 
 
+@pytest.mark.parametrize("most", [2, 3, 8])
+def test_clients_with_few_steps_spread_over_the_slots(seen: SimpleNamespace, most: int) -> None:
+    """A client whose steps are all launched at once leaves its slot free, but the next client goes to a slot that has had none."""
+    fed = run_tiny([], rounds=1, engine=Slots.of(most), sizes=(24, 17, 30, 40, 26, 33))
+    lanes, = fed.engine.lanes.values()
+    assert len(lanes) == min(most, len(fed.samples))
+    assert all(lane.graphs for lane in lanes)
+
+
 def test_clients_are_asked_on_several_streams(seen: SimpleNamespace) -> None:
     fed = run_tiny([], rounds=1, engine=Slots)
     seen.used.clear()

@@ -1,7 +1,8 @@
-"""ReLU and then GroupNorm as one CUDA kernel forward, and two backward.
+"""ReLU and then GroupNorm as one CUDA kernel forward, and two backward; with the bias of the convolution before them, where there is one.
 
-PyTorch launches five forward and seven backward. Here one program serves one group of one sample, whose numbers it holds at once. What each
-sample adds to the gradients of weight and bias is kept, and added up by the second kernel in a fixed order.
+PyTorch launches five forward and seven backward, and two more for that bias, whose gradient it sums slowly: a fifth of a step of FedBR's
+CNN. Here one program serves one group of one sample, whose numbers it holds at once. What each sample adds to the gradients of weight and
+biases is kept, and added up by the second kernel in a fixed order.
 """
 
 from __future__ import annotations
@@ -36,10 +37,18 @@ if triton is not None:
         return sample, c, d < D, place, (p < P)[:, None] & (d < D)[None, :]
 
     @triton.jit
-    def _forward(x, y, weight, bias, means, stds, C, G, eps, D: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, DD: tl.constexpr,
-                 PP: tl.constexpr):
-        _sample, c, here, place, mask = _tile(C, G, D, P, LAST, DD, PP)
+    def _entered(x, before, place, mask, c, here, BEFORE: tl.constexpr):
+        """What enters the ReLU."""
         value = tl.load(x + place, mask=mask, other=0.0)
+        if BEFORE:
+            value = tl.where(mask, value + tl.load(before + c, mask=here, other=0.0)[None, :], 0.0)
+        return value
+
+    @triton.jit
+    def _forward(x, before, y, weight, bias, means, stds, C, G, eps, BEFORE: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                 LAST: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
+        _sample, c, here, place, mask = _tile(C, G, D, P, LAST, DD, PP)
+        value = _entered(x, before, place, mask, c, here, BEFORE)
         value = tl.where(value < 0.0, 0.0, value)
         n = D * P * 1.0
         mean = tl.sum(tl.sum(value, 0), 0) / n
@@ -51,33 +60,34 @@ if triton is not None:
         tl.store(stds + tl.program_id(0), std)
 
     @triton.jit
-    def _backward(g, x, dx, weight, means, stds, partials, C, G, half, D: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr,
-                  DD: tl.constexpr, PP: tl.constexpr):
+    def _backward(g, x, before, dx, weight, means, stds, partials, C, G, third, BEFORE: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+                  LAST: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
         """With N numbers in a group, r = relu(x) and r̂ normalised: ∂r = (γg − (Σγg + r̂·Σγg·r̂)/N)/σ, and ∂x = ∂r where x > 0."""
         sample, c, here, place, mask = _tile(C, G, D, P, LAST, DD, PP)
-        value = tl.load(x + place, mask=mask, other=0.0)
+        value = _entered(x, before, place, mask, c, here, BEFORE)
         grad = tl.load(g + place, mask=mask, other=0.0)
         mean, std = tl.load(means + tl.program_id(0)), tl.load(stds + tl.program_id(0))
         unit = tl.where(mask, (tl.where(value < 0.0, 0.0, value) - mean) * std, 0.0)
         plain, turned = tl.sum(grad, 0), tl.sum(grad * unit, 0)
         tl.store(partials + sample * C + c, plain, mask=here)
-        tl.store(partials + half + sample * C + c, turned, mask=here)
+        tl.store(partials + third + sample * C + c, turned, mask=here)
         scale, n = tl.load(weight + c, mask=here, other=0.0), D * P * 1.0
         first, second = tl.sum(plain * scale, 0) / n, tl.sum(turned * scale, 0) / n
-        out = std * (grad * scale[None, :] - first - unit * second)
-        tl.store(dx + place, tl.where(value > 0.0, out, 0.0), mask=mask)
+        out = tl.where(value > 0.0, std * (grad * scale[None, :] - first - unit * second), 0.0)
+        tl.store(dx + place, out, mask=mask)
+        if BEFORE:
+            tl.store(partials + 2 * third + sample * C + c, tl.sum(out, 0), mask=here)
 
     @triton.jit
-    def _gather(partials, dweight, dbias, B, C, half, BB: tl.constexpr, CC: tl.constexpr):
-        c = tl.program_id(0) * CC + tl.arange(0, CC)
-        plain, turned = tl.zeros((CC,), tl.float32), tl.zeros((CC,), tl.float32)
+    def _gather(partials, sums, B, C, third, BB: tl.constexpr, CC: tl.constexpr):
+        """Of bias, weight and the bias before: one row of programs each."""
+        c, kind = tl.program_id(0) * CC + tl.arange(0, CC), tl.program_id(1)
+        total = tl.zeros((CC,), tl.float32)
         for start in range(0, B, BB):
             b = start + tl.arange(0, BB)
             place, mask = b[:, None] * C + c[None, :], (b < B)[:, None] & (c < C)[None, :]
-            plain += tl.sum(tl.load(partials + place, mask=mask, other=0.0), 0)
-            turned += tl.sum(tl.load(partials + half + place, mask=mask, other=0.0), 0)
-        tl.store(dbias + c, plain, mask=c < C)
-        tl.store(dweight + c, turned, mask=c < C)
+            total += tl.sum(tl.load(partials + kind * third + place, mask=mask, other=0.0), 0)
+        tl.store(sums + kind * C + c, total, mask=c < C)
 
 
 def usable(norm: nn.GroupNorm, x: Tensor) -> bool:
@@ -102,31 +112,34 @@ def _geometry(x: Tensor, groups: int) -> tuple[tuple[int, ...], dict[str, Any]]:
 
 class _ReluNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
         x = x.contiguous(memory_format=layout(x))
         y = torch.empty_like(x)
         means, stds = x.new_empty(len(x), groups), x.new_empty(len(x), groups)
         sizes, how = _geometry(x, groups)
         with torch.cuda.device_of(x):
-            _forward[(len(x) * groups,)](x, y, weight, bias, means, stds, *sizes, eps, **how)
-        ctx.save_for_backward(x, weight, means, stds)
+            _forward[(len(x) * groups,)](x, x if before is None else before, y, weight, bias, means, stds, *sizes, eps,
+                                         BEFORE=before is not None, **how)
+        ctx.save_for_backward(x, before, weight, means, stds)
         ctx.groups = groups
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, means, stds = ctx.saved_tensors
+        x, before, weight, means, stds = ctx.saved_tensors
         b, c = x.shape[:2]
         g, dx = grads[0].contiguous(memory_format=layout(x)), torch.empty_like(x)
-        partials, dweight, dbias = x.new_empty(2, b, c), torch.empty_like(weight), torch.empty_like(weight)
+        kinds = 2 if before is None else 3
+        partials, sums = x.new_empty(kinds, b, c), x.new_empty(kinds, c)
         sizes, how = _geometry(x, ctx.groups)
         with torch.cuda.device_of(x):
-            _backward[(b * ctx.groups,)](g, x, dx, weight, means, stds, partials, *sizes, b * c, **how)
-            _gather[(-(-c // 16),)](partials, dweight, dbias, b, c, b * c, BB=64, CC=16)
-        return dx, dweight, dbias, None, None
+            _backward[(b * ctx.groups,)](g, x, x if before is None else before, dx, weight, means, stds, partials, *sizes, b * c,
+                                         BEFORE=before is not None, **how)
+            _gather[(-(-c // 16), kinds)](partials, sums, b, c, b * c, BB=64, CC=16)
+        return dx, None if before is None else sums[2], sums[1], sums[0], None, None
 
 
-def relu_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    """norm(relu(x)), where `usable`."""
-    return _ReluNorm.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps)
+def relu_norm(norm: nn.GroupNorm, x: Tensor, before: Tensor | None = None) -> Tensor:
+    """norm(relu(x)), or norm(relu(x + before)) with a number for each channel, where `usable`."""
+    return _ReluNorm.apply(x, before, norm.weight, norm.bias, norm.num_groups, norm.eps)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .turned import turned
+
 FEWEST_CHANNELS = 16            # a vector of channels to compare at once
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -28,15 +30,3 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d, pool: nn.MaxPool2d) -> Tensor:
     else:
         maps = conv(turned(x))
     return torch.max_pool2d(maps, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode).relu_()
-
-
-def turned(x: Tensor) -> Tensor:
-    """x with the channels next to each other. Where there is one channel, only the strides say so."""
-    if x.shape[1] > 1:
-        return x.contiguous(memory_format=torch.channels_last)
-    n, c, h, w = x.shape
-    return x.reshape(n, h, w, c).permute(0, 3, 1, 2)
-
-
-def is_turned(x: Tensor) -> bool:
-    return x.stride(1) == 1 and x.stride(3) == x.shape[1]

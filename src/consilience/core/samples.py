@@ -13,6 +13,7 @@ from .. import memory, rng, tree
 from .part import Phase
 from .policy import Policy
 from .population import Population, RowTable
+from .turned import turned
 
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
 ON_DEVICE = 4096                              # orders of at least so many samples are drawn on the GPU that holds the data
@@ -75,7 +76,7 @@ class Samples:
                 return picked
         x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
         if self.policy.layout == "channels_last" and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = turned(x)
         return x, y.long()                     # masks are stored in bytes
 
     def batches(self, rows: Tensor, joined: bool = False) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _bias_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
+from . import _bias_cuda, _groups_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
 from .half import READY, without_bias
 from .listeners import heard, transformed
 from .pooling import MaxPool2d
+from .turned import is_turned
 
 
 class Chain(nn.Sequential):
@@ -73,7 +74,9 @@ def _start(kinds: tuple[type, ...]) -> _Start | None:
         return _inner
     if kinds[:2] == (Linear, nn.ReLU):
         return _linear_relu
-    if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,) and not norms.may_begin(kinds[1:]):
+    if kinds[0] in _CONVOLUTIONS and kinds[1:3] == (nn.ReLU, nn.GroupNorm):
+        return _conv_relu_norm
+    if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,):
         return _conv_relu_pool if kinds[2:3] and kinds[2] in _POOLS else _conv_relu
     return _norm if norms.may_begin(kinds) else None
 
@@ -95,7 +98,7 @@ def _conv_relu_pool(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tup
     if heard(conv, relu, pool):
         return _conv_relu(x, turned, layers, at)
     if _stage_cpu.usable(x, conv, pool):
-        own = turned or not (_stage_cpu.is_turned(x) or _stage_cpu.is_turned(conv.weight))
+        own = turned or not (is_turned(x) or is_turned(conv.weight))
         return 3, _stage_cpu.conv_relu_pool(x, conv, pool), own
     if not _by_twos(pool):
         return _conv_relu(x, turned, layers, at)
@@ -111,6 +114,16 @@ def _conv_relu(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[in
     if heard(conv, relu) or conv.bias is None or not _bias_cuda.usable(x):
         return None
     return 2, _bias_cuda.bias_relu_pool(*without_bias(conv, x), False), turned
+
+
+def _conv_relu_norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv, relu, norm = layers[at: at + 3]
+    if heard(conv, relu) or conv.bias is None or not _bias_cuda.usable(x):
+        return None
+    maps, bias = without_bias(conv, x)
+    if _groups_cuda.usable(norm, maps) and not heard(norm):
+        return 3, _groups_cuda.relu_norm(norm, maps, bias), turned
+    return 2, _bias_cuda.bias_relu_pool(maps, bias, False), turned
 
 
 def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:

@@ -21,6 +21,7 @@ from .part import Batch, Model, Part, Phase, Spec
 from .slot import Slot
 from .step_view import StepView
 from .task import Task
+from .turned import turned
 
 __all__ = ["Pass", "Program", "Step", "StepView"]
 
@@ -204,7 +205,7 @@ class Program:
 
     def lay_out(self, x: Tensor) -> Tensor:
         """Images in the run's layout."""
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+        return turned(x) if self.channels_last and x.dim() == 4 else x
 
     def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
         """A part's own SGD step on what it attached or holds personally, apart from the main loss; the part has an optimiser to itself."""

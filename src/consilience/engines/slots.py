@@ -154,7 +154,7 @@ class Slots:
             torch.cuda.set_stream(lane.stream)
             results[lane.place] = lane.work.finish(lane.slot)
             lane.work = None
-            active.appendleft(lane)
+            active.append(lane)
         for lane in lanes:
             main.wait_stream(lane.stream)
 

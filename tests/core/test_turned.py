@@ -1,0 +1,30 @@
+"""Maps with their channels next to each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from consilience.core.turned import is_turned, turned
+from consilience.testing import tiny_federation
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_layers_see_it(channels: int) -> None:
+    """Also where there is one channel: PyTorch takes such maps for laid out already, and the convolution's result would not be."""
+    x = torch.randn(2, channels, 5, 4)
+    assert not is_turned(x)
+    y = turned(x)
+    assert torch.equal(x, y)
+    assert y.stride() == (20 * channels, 1, 4 * channels, channels)
+    assert is_turned(y)
+    assert is_turned(F.conv2d(y, torch.randn(6, channels, 3, 3)))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_samples_of_a_run_have_its_layout(layout: str) -> None:
+    """Of one channel, in evaluation and in training."""
+    fed = tiny_federation(layout=layout)
+    x, _ = fed.samples.inputs(torch.arange(3))
+    assert is_turned(x) is is_turned(fed.program.lay_out(torch.zeros(2, 1, 8, 8))) is (layout == "channels_last")
