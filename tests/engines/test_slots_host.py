@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from consilience.core import round as playing
+from consilience.engines._shortage import out_of_memory
+from consilience.engines.devices import Devices
 from consilience.engines.sequential import Sequential
-from consilience.engines.slots import SIDES, Slots, _out_of_memory
+from consilience.engines.slots import SIDES, Slots
 from consilience.errors import ConfigError
 from consilience.metrics.accuracy import score_global, score_personal
 from consilience.parts import PARTS
-from consilience.testing import largest_difference, run_tiny, tiny_federation, trial
+from consilience.testing import SIZES, largest_difference, run_tiny, tiny_federation, trial
 
 CAPTURE = Slots._capture
 
@@ -121,17 +124,17 @@ SAID = ["CUDA error: out of memory\nCUDA kernel errors might be asynchronously r
 @pytest.mark.parametrize("said", SAID)
 def test_libraries_say_in_their_own_words_that_memory_ran_out(said: str) -> None:
     for kind in (RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)):
-        assert _out_of_memory(kind(said))
+        assert out_of_memory(kind(said))
     on_top, cause = RuntimeError("the capture could not be ended"), RuntimeError(said)
     on_top.__context__ = cause
-    assert _out_of_memory(on_top)
+    assert out_of_memory(on_top)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access was encountered"), ValueError(SAID[0]), None,
                                    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`"),
                                    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")])
 def test_other_mistakes_are_not_taken_for_it(error: Exception | None) -> None:
-    assert not _out_of_memory(error)
+    assert not out_of_memory(error)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, holds: int, error: Exception) -> None:
@@ -168,6 +171,61 @@ def test_no_memory_for_one_client(seen: SimpleNamespace, monkeypatch: pytest.Mon
     short_of_memory(monkeypatch, 0, RuntimeError(SAID[0]))
     with pytest.raises(ConfigError, match=r"train one client \(CUDA error: out of memory\)\. Use a smaller batch"):
         run_tiny([], rounds=1, engine=Slots.of(8))
+
+
+@pytest.mark.parametrize("where", ["new_model", "refuse_nonfinite"])
+def test_memory_that_runs_out_beside_the_slots(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """As when models are put together: the round is played again with half of the slots, and nothing of it counts twice."""
+    whole = run_tiny([trial(PARTS["scaffold"])], rounds=2)
+    fails = iter([True])
+    real = getattr(playing, where)
+
+    def short(*given: Any) -> Any:
+        if next(fails, False):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nMore words.")
+        return real(*given)
+    monkeypatch.setattr(playing, where, short)
+    fed = run_tiny([trial(PARTS["scaffold"])], rounds=2, engine=Slots.of(8), sizes=SIZES)
+    assert largest_difference(whole, fed) == 0
+    assert fed.round_number == 2
+    assert fed.engine.most == 1
+    assert fed.engine.notes[-1] == "the GPU's memory sufficed for 1 slot"
+
+
+def test_memory_that_runs_out_where_several_devices_send_their_results(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, fails, real = run_tiny([], rounds=2), iter([True]), playing.new_model
+
+    def short(*given: Any) -> Any:
+        if next(fails, False):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return real(*given)
+    monkeypatch.setattr(playing, "new_model", short)
+    fed = run_tiny([], rounds=2, engine=Devices.on(["cpu"], Slots.of(8)))
+    assert largest_difference(whole, fed) == 0
+    assert fed.engine.notes == ["cpu: the GPU's memory sufficed for 1 slot"]
+    fed.engine.close()
+
+
+def test_where_there_is_no_room_to_make(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*given: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(playing, "new_model", short)
+    fed = tiny_federation(engine=Slots.of(8))
+    with pytest.raises(ConfigError, match=r"CUDA out of memory.*participation"):
+        fed.round()
+    assert fed.round_number == 0
+
+
+def test_another_mistake_beside_the_slots_is_not_tried_again(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def broken(*given: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError("a mistake")
+    monkeypatch.setattr(playing, "new_model", broken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        tiny_federation(engine=Slots.of(8)).round()
+    assert tried == [1]
 
 
 def test_work_for_one_client_does_not_cost_the_others_their_slots(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,17 @@ class MappingEngine(Protocol):
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]: ...
 
 
+@runtime_checkable
+class RoomyEngine(Protocol):
+    """An engine that holds a device's memory and can do with less of it."""
+
+    def lacks_memory(self, error: RuntimeError) -> bool:
+        """Whether this is how memory that ran out shows."""
+
+    def make_room(self, said: str) -> None:
+        """Give memory up; an error for the user where there is none left to give."""
+
+
 class Unanswered(Exception):
     """Clients did not answer what they were asked before training. The round begins again without them."""
 

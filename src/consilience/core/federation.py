@@ -15,7 +15,7 @@ from ..tree import Flat, Tree
 from .assemble import assemble
 from .client import ClientState, ClientView, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
-from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoundReport, Unanswered, Work
+from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
 from .method import Method
@@ -253,15 +253,7 @@ class Federation:
 
     def prepare(self) -> RoundReport:
         """Before round one: what parts must know of all clients."""
-        report = RoundReport(0, [], exchanged=False)
-        silent: frozenset[int] = frozenset()
-        while not self.prepared:
-            try:
-                with self._all_or_nothing(), torch.no_grad():
-                    report = prepare(self, silent)
-            except Unanswered as nobody:
-                silent |= nobody.numbers
-        return report
+        return RoundReport(0, [], exchanged=False) if self.prepared else self._attempt(lambda silent: prepare(self, silent))
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, by a keyed draw."""
@@ -288,11 +280,25 @@ class Federation:
         selected = list(self.cohort(self.round_number + 1) if cohort is None else cohort)
         if len({i for i in selected if 0 <= i < self.size}) < len(selected):
             raise ConfigError(f"The clients of a round are different numbers from 0 to {self.size - 1}. Got {selected} instead.")
+
+        def next_round(silent: frozenset[int]) -> RoundReport:
+            self.round_number += 1
+            return play(self, selected, silent)
+        return self._attempt(next_round)
+
+    def _attempt(self, act: Callable[[frozenset[int]], RoundReport]) -> RoundReport:
+        """All of it or nothing: again without clients that did not answer, and where memory ran out and the engine has some to give."""
         silent: frozenset[int] = frozenset()
         while True:
+            said = ""
             try:
                 with self._all_or_nothing(), torch.no_grad():
-                    self.round_number += 1
-                    return play(self, selected, silent)
+                    return act(silent)
             except Unanswered as nobody:
                 silent |= nobody.numbers
+            except RuntimeError as error:
+                if not isinstance(self.engine, RoomyEngine) or not self.engine.lacks_memory(error):
+                    raise
+                said = str(error).partition("\n")[0]
+            if said and isinstance(self.engine, RoomyEngine):         # here, since the error held on to tensors of the frames it passed
+                self.engine.make_room(said)

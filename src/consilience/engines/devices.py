@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..core.client import LocalWork
-from ..core.engine import EngineFactory
+from ..core.engine import EngineFactory, RoomyEngine
 from ..core.federation import ClientTask, Federation, Work
 from ..core.slot import Slot
 from ..core.step import Program
@@ -148,6 +148,16 @@ class Devices:
         for thread in self._threads:
             thread.shutdown()
         self.twins, self._made_of, self._told, self._threads = [], None, {}, []
+
+    def lacks_memory(self, error: RuntimeError) -> bool:
+        return bool(self.twins) and isinstance(self.twins[0].engine, RoomyEngine) and self.twins[0].engine.lacks_memory(error)
+
+    def make_room(self, said: str) -> None:
+        """On the first device, where models are put together."""
+        first = self.twins[0].engine
+        assert isinstance(first, RoomyEngine)
+        with _current(self.devices[0]):
+            first.make_room(said)
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]:
         works = list(works)

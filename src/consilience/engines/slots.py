@@ -26,15 +26,13 @@ from ..core.part import Phase
 from ..core.slot import Slot
 from ..core.step import Program
 from ..errors import ConfigError
+from ._shortage import out_of_memory
 
 MOST_SLOTS = 20
 BLOCKS = (8, 4, 1)  # steps in a graph; a schedule is cut into the largest that fit
 SIDES = 4           # streams for what clients are asked outside training
 TURN = 4            # graphs a slot launches before the next slot has its turn
 WARM_UP = 2         # eager steps before a capture
-# What the driver and the libraries say when they find no memory for themselves; PyTorch's own class of error is for its allocator alone.
-NO_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-             "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate")
 _CAPTURING = threading.Lock()      # of all engines of the process: collection, which must rest meanwhile, is theirs in common
 
 
@@ -76,7 +74,7 @@ class Slots:
             try:
                 self._work_off(queue, results)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 said = str(error).partition("\n")[0]
             if said is not None:                     # here, since the error held on to tensors of the frames it passed
@@ -91,7 +89,7 @@ class Slots:
             try:
                 results = self._ask_all(fed, task, numbers, common, given)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
         if results is not None:
             yield from results
@@ -175,6 +173,14 @@ class Slots:
                 lane.stream.wait_event(event)
         return lanes[:clients]
 
+    def lacks_memory(self, error: RuntimeError) -> bool:
+        return out_of_memory(error)
+
+    def make_room(self, said: str) -> None:
+        """For what happens outside the slots, as when models are put together: half of the slots of the kind that has most."""
+        kind = max(self.lanes, key=lambda k: len(self.lanes[k]), default="")
+        self._halve(kind, len(self.lanes.get(kind, [])), said)
+
     def _halve(self, kind: str, wanted: int, said: str) -> None:
         """The GPU's memory did not suffice for `wanted` slots: half of those there are, and the clients under way begin again.
 
@@ -186,8 +192,8 @@ class Slots:
         if len(lanes) < 2 and any(own for other, own in self.lanes.items() if other != kind):
             note = "the GPU's memory did not suffice for the slots of two kinds of work"
         elif max(len(lanes), wanted) < 2:
-            raise ConfigError(f"The GPU's memory does not suffice to train one client ({said}). Use a smaller batch or eval_batch, "
-                              "precision=bfloat16, or device=cpu.")
+            raise ConfigError(f"The GPU's memory does not suffice to train one client ({said}). Use a smaller batch or eval_batch, fewer "
+                              "clients a round (participation), precision=bfloat16, or device=cpu.")
         else:
             self.most = max(1, len(lanes) // 2)
             note = f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}"
@@ -225,7 +231,7 @@ class Slots:
                 try:
                     graph = lane.graphs[phase.name, size, steps] = self._capture(lane, phase, size, steps)
                 except RuntimeError as error:
-                    if _out_of_memory(error):
+                    if out_of_memory(error):
                         raise
                     return self._give_up_capture(lane, error)
             torch.cuda.set_stream(lane.stream)
@@ -277,15 +283,6 @@ class Slots:
                 self.program.begin(lane.slot, phase)
                 for size in sizes:
                     self.program.step(lane.slot, phase, size)
-
-
-def _out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out; ending a capture that broke for that reason may raise an error of its own on top."""
-    if error is None:
-        return False
-    if isinstance(error, torch.cuda.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in NO_MEMORY)):
-        return True
-    return _out_of_memory(error.__cause__) or _out_of_memory(error.__context__)
 
 
 def blocks_of(schedule: list[tuple[Phase, list[int]]]) -> list[tuple[Phase, int, int]]:
