@@ -113,3 +113,19 @@ def test_changed_settings_are_said_everywhere_and_have_folders_of_their_own(tiny
     assert entry(plain, "fedavg", "accuracy").state == "not run"
     with pytest.raises(ConfigError, match="--rounds-scale"):
         Order(changed=(("rounds", "3"),))
+
+
+def test_how_numbers_are_computed_is_said_and_is_no_change(tiny, tmp_path):
+    """The layout of memory: still the table's numbers. What the precision does stands beside it."""
+    recipe = load_recipe(tiny)
+
+    def said(**settings: str) -> tuple[str, str]:
+        outcome = reproduce(recipe, tmp_path, Order(("fedavg",), ("accuracy",), 1, changed=tuple(settings.items())), train=False)
+        return outcome.label, outcome.table().plain()
+
+    label, text = said(layout="channels_last")
+    assert label == ""
+    assert "Computed with layout=channels_last, which is no setting of the recipe: sums may run in another order." in text
+    label, text = said(layout="channels_last", precision="bfloat16")
+    assert label == "CHANGED: precision=bfloat16, so these are not the table's numbers"
+    assert "Computed with layout=channels_last," in text

@@ -13,6 +13,8 @@ from ..runs.statistics import Spread, spread
 from .format import Cell, Recipe
 
 HEADER = ["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"]
+# settings of a run that say how its numbers are computed and kept, not which
+HOW = frozenset({"layout", "eval_batch", "devices", "ray", "store", "map_data", "data_dir", "checkpoint_seconds"})
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Outcome:
         """Stands in every output when the rounds or settings are not the recipe's."""
         way = "DOWN" if self.scale < 1 else "UP"
         scaled = f"SCALED {way}: rounds x{self.scale:g} of the recipe's" if self.scale != 1.0 else ""
-        changed = f"CHANGED: {', '.join(f'{name}={value}' for name, value in self.changed)}" if self.changed else ""
+        changed = _settings("CHANGED: ", [(name, value) for name, value in self.changed if name not in HOW])
         both = "; ".join(filter(None, (scaled, changed)))
         return f"{both}, so these are not the table's numbers" if both else ""
 
@@ -130,6 +132,8 @@ class Outcome:
 
     def notes(self, chosen: Sequence[Entry]) -> list[str]:
         out = [self.label + "."] if self.label else []
+        how = _settings("Computed with ", [(name, value) for name, value in self.changed if name in HOW])
+        out += [f"{how}, which is no setting of the recipe: sums may run in another order."] if how else []
         units = {e.cell.unit for e in chosen}
         out.append(("Values in %; " if units == {"%"} else "Values in % where the paper has them so; " if "%" in units else "")
                    + "ours: mean ± standard deviation over seeds; difference: ours − paper. \"ours\" under paper: not in the paper.")
@@ -164,6 +168,10 @@ class Outcome:
                 "readings": list(r.readings), "notes": list(r.notes), "cells": [self.record(e) for e in self.entries],
                 "order": self.order(self.entries), "figures": list(self.figures), "remarks": list(self.remarks),
                 "unavailable": r.unavailable}
+
+
+def _settings(title: str, given: Sequence[tuple[str, str]]) -> str:
+    return title + ", ".join(f"{name}={value}" for name, value in given) if given else ""
 
 
 def grouped(entries: Sequence[Entry]) -> dict[str, list[str]]:
