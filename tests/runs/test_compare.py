@@ -125,6 +125,17 @@ def test_gains_are_paired_over_seeds_against_the_reference_and_local() -> None:
     assert rows["local"]["gain"]["difference"] == pytest.approx(-0.2)
 
 
+def test_one_method_has_nothing_to_gain_from() -> None:
+    alone = made({"fedavg": [0.6, 0.8]}).table()
+    assert alone.header == ["method", "global", "personalised", "worst client"]
+    assert all(len(row) == len(alone.header) for row in alone.rows)
+    assert not any("Gain" in note for note in alone.notes)
+    two = made({"local": [0.5, 0.6], "fedavg": [0.6, 0.8]}).table()
+    assert two.header[4:] == ["gain over fedavg", "p", "gain over local", "p"]
+    assert all(len(row) == len(two.header) for row in two.rows)
+    assert two.notes[1].startswith("Gain: personalised accuracy minus fedavg's and local's,")
+
+
 def test_the_reference_is_fedavg_or_what_was_asked_for(finished: tuple[Path, Comparison]) -> None:
     out, comparison = finished
     assert comparison.reference == "fedavg"

@@ -70,6 +70,13 @@ class Comparison:
         """The row of clients training alone, where there is one beside the reference."""
         return "local" if "local" in self.methods and self.reference != "local" else None
 
+    @property
+    def bases(self) -> dict[str, str]:
+        """What gains are counted from, by their place in a row; nothing where there is one method only."""
+        if len(self.methods) < 2:
+            return {}
+        return {"gain": self.reference, **({"gain_over_local": self.local} if self.local else {})}
+
     def values(self, method: str, model: str, measure: str) -> list[float | None]:
         """One value per seed."""
         out: list[float | None] = []
@@ -102,19 +109,20 @@ class Comparison:
 
     def notes(self) -> list[str]:
         n = len(self.seeds)
-        over = " and ".join([f"{self.reference}'s", *(["local's"] if self.local else [])])
+        over = " and ".join(f"{name}'s" for name in self.bases.values())
         out = [f"Accuracies {SCORES[self.score]}, on the clients' test samples, mean ± standard deviation over {n} "
-               f"seed{'s' if n > 1 else ''}; – where a method has no such model.",
-               f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
-               "corrected for the number of methods."]
+               f"seed{'s' if n > 1 else ''}; – where a method has no such model."]
+        if over:
+            out.append(f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
+                       "corrected for the number of methods.")
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
         return out + [f"{m}, seed {s} failed: {why}" for (m, s), why in self.failures.items()]
 
     def table(self, title: str = "") -> Table:
-        header = ["method", "global", "personalised", "worst client", f"gain over {self.reference}", "p"]
-        header += ["gain over local", "p"] if self.local else []
+        header = ["method", "global", "personalised", "worst client"]
+        header += [title for name in self.bases.values() for title in (f"gain over {name}", "p")]
         rows = self.rows()
         return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows)
 
@@ -124,7 +132,7 @@ class Comparison:
         for label, _, _ in COLUMNS:
             cell = row[label]
             cells.append("–" if cell is None else f"{cell['mean']:.3f}" + (f" ± {cell['std']:.3f}" if cell["std"] is not None else ""))
-        for gain in (row["gain"], row["gain_over_local"])[: 2 if self.local else 1]:
+        for gain in (row[place] for place in self.bases):
             if gain is None:
                 cells += ["", ""]
             else:
