@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from consilience import rng, tree
 from consilience.core.client import consult
 from consilience.core.population import Population
+from consilience.core.snapshot import restore, snapshot
 from consilience.data.federated import as_float
 from consilience.parts.anchors import Anchors
 from consilience.testing import differences, in_model, run_tiny, tiny_federation, tiny_population
@@ -342,6 +343,23 @@ def test_anchors_of_the_clients_of_the_round_before() -> None:
         known = ~means.isnan().any(1)
         torch.testing.assert_close(fed.shared["anchors"]["anchor"][known], means[known])
     assert any(set(fed.cohort(n)) != set(fed.cohort(n + 1)) for n in (1, 2, 3))
+
+
+def test_they_are_those_that_trained_whoever_was_drawn() -> None:
+    """A round with clients that were named, as in a federation whose sites come and go; also after a restart."""
+    part = Anchors(start=0, weight=2.0, clients="previous")
+    fed, again = (tiny_federation([part], participation=0.5, seed=5) for _ in range(2))
+    drawn = fed.cohort(1)
+    named = [i for i in range(len(fed.samples)) if i not in drawn and fed.samples.schedule(i, fed.phases)]
+    assert named
+    fed.round(named)
+    assert fed.took_part == named
+    restore(again, *snapshot(fed))
+    means = _class_means(fed, named)
+    known = ~means.isnan().any(1)
+    for f in (fed, again):
+        f.round()
+        torch.testing.assert_close(f.shared["anchors"]["anchor"][known], means[known])
 
 
 def test_with_all_clients_in_every_round_both_readings_are_one_from_the_second_round_on() -> None:

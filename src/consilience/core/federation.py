@@ -60,6 +60,7 @@ class Federation:
                             f"{max(self.samples.rows.different_sizes)}. Use a smaller batch, or last_batch=keep.")
         self.engine = engine(self.program, self.make_slot)
         self.round_number, self.last_exchange, self.clock = 0, 0, 0
+        self.took_part: list[int] = []        # the clients whose training counted in the last round
         self.model: Model = tree.clone(self.spec.model)
         self.shared, self.server = initial(self, "shared"), initial(self, "server")
         self.versions = {path: 0 for path, _ in tree.paths(self.shared)}    # clock at which a shared tensor last changed
@@ -220,7 +221,7 @@ class Federation:
         """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
         sent, coming = 0, ids
         for part in self.method.using(stage):
-            ids = [i for i in self._earlier() if i not in silent] if stage == "survey" and part.surveys_previous else coming
+            ids = [i for i in self.took_part if i not in silent] if stage == "survey" and part.surveys_previous else coming
             if not ids:                             # the first round has none before it
                 continue
             uploads = list(self.each(consult, ids, (part.name, stage, ids)))
@@ -262,17 +263,10 @@ class Federation:
             return list(range(self.size))
         return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
 
-    def fails(self, number: int, round_number: int | None = None) -> bool:
-        """Whether a selected client is lost in this round, or in the one named."""
-        when = self.round_number if round_number is None else round_number
-        coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, when), ())
+    def fails(self, number: int) -> bool:
+        """Whether a selected client is lost in this round."""
+        coin = rng.uniform(rng.key(self.policy.seed, "dropout", number, self.round_number), ())
         return bool(coin < self.policy.dropout)
-
-    def _earlier(self) -> list[int]:
-        """The clients that trained in the round before, by the same draws."""
-        before = self.round_number - 1
-        return sorted(i for i in self.cohort(before) if self.samples.schedule(i, self.phases)
-                      and not (self.policy.dropout and self.fails(i, before))) if before else []
 
     def round(self, cohort: Iterable[int] | None = None) -> RoundReport:
         """Clients train in the order given; everything is summed in the order of their numbers."""

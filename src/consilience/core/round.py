@@ -57,6 +57,7 @@ def play(fed: Federation, cohort: list[int], silent: frozenset[int] = frozenset(
         _put_together(fed, report, {i: done[i] for i in sorted(done)})
     else:
         report.exchanged = False
+    fed.took_part = sorted(done)
     for i, outcome in done.items():
         fed.clients.put(i, replace(outcome.state, seen=heard))
     for i in report.lost:                                   # it had received the model before it failed

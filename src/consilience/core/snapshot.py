@@ -13,7 +13,7 @@ from ..errors import DataError
 from .client import ClientState
 from .federation import Federation
 
-_NUMBERS = ("round_number", "last_exchange", "clock", "prepared", "versions")
+_NUMBERS = ("round_number", "last_exchange", "clock", "prepared", "versions", "took_part")
 
 
 def snapshot(fed: Federation, clients: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -48,4 +48,5 @@ def restore(fed: Federation, tensors: dict[str, Tensor], meta: dict[str, Any]) -
         fed.clients.put(int(number), ClientState(tree.like(fed.clients.fresh.tensors, placed, f"clients/{number}"), **numbers))
     fed.clients.commit()
     for name in _NUMBERS:
-        setattr(fed, name, copy.copy(meta[name]))
+        if name in meta:                 # `took_part` is not in snapshots of before it was kept
+            setattr(fed, name, copy.copy(meta[name]))
