@@ -14,6 +14,9 @@ import pytest
 import torch
 
 from consilience.core import round as playing
+from consilience.core.client import ClientView, LocalWork
+from consilience.core.part import Part
+from consilience.engines import slots
 from consilience.engines._shortage import out_of_memory
 from consilience.engines.devices import Devices
 from consilience.engines.sequential import Sequential
@@ -206,6 +209,18 @@ def test_memory_that_runs_out_where_several_devices_send_their_results(seen: Sim
     fed.engine.close()
 
 
+def always(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
+    """Models can never be put together; a list of the times it was tried, which ends."""
+    tried: list[int] = []
+
+    def short(*given: Any) -> Any:
+        tried.append(1)
+        assert len(tried) < 20, "for ever"
+        raise error
+    monkeypatch.setattr(playing, "new_model", short)
+    return tried
+
+
 def test_where_there_is_no_room_to_make(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*given: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -214,6 +229,93 @@ def test_where_there_is_no_room_to_make(seen: SimpleNamespace, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"CUDA out of memory.*participation"):
         fed.round()
     assert fed.round_number == 0
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError(), torch.cuda.OutOfMemoryError("\nCUDA out of memory.")])
+def test_memory_that_runs_out_without_a_word(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    tried = always(monkeypatch, error)
+    with pytest.raises(ConfigError, match="does not suffice"):
+        tiny_federation(engine=Slots.of(8)).round()
+    assert len(tried) == 2                          # with three slots and with one
+
+
+class Surveyed(Part):
+    """Every client trains a little for itself before the round, so that every round has two kinds of work."""
+
+    name, reduce = "surveyed", {"mean": "mean"}
+
+    def survey(self, c: ClientView) -> dict[str, Any]:
+        return {"mean": torch.stack([w.mean() for w in c.train(c.received)["params"].values()]).mean()}
+
+
+@pytest.mark.parametrize(("part", "times"), [(trial(PARTS["mr"]), 2), (Surveyed(), 3)], ids=["before the first round", "in every round"])
+def test_giving_up_slots_that_come_back_makes_no_room(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, part: Part,
+                                                      times: int) -> None:
+    """One slot for each of two kinds of work, and memory that never suffices: the round must not be played again for ever."""
+    tried = always(monkeypatch, torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    fed = tiny_federation([part], engine=Slots.of(1))
+    with pytest.raises(ConfigError, match="does not suffice"):
+        fed.round()
+    assert len(tried) == times
+    assert fed.round_number == 0
+
+
+def test_a_gpu_that_is_named_twice_gives_up_slots_of_both(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of its engines has one client, the longest, and no slot to give."""
+    sizes = (80, 17, 18, 19)
+    whole, fails, real = run_tiny([], rounds=1, sizes=sizes), iter([True]), playing.new_model
+
+    def short(*given: Any) -> Any:
+        if next(fails, False):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return real(*given)
+    monkeypatch.setattr(playing, "new_model", short)
+    fed = run_tiny([], rounds=1, sizes=sizes, engine=Devices.on(["cpu", "cpu"], Slots.of(8)))
+    assert largest_difference(whole, fed) == 0
+    assert [twin.engine.most for twin in fed.engine.twins] == [8, 1]
+    fed.engine.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_round_that_breaks_leaves_nothing_under_way(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: type) -> None:
+    """Neither in the slots that the next round uses nor in others: a client's work holds its whole state."""
+    whole, fed = (tiny_federation(engine=engine, batch=2) for engine in (Sequential, Slots.of(8)))
+    real, finished = LocalWork.finish, []
+
+    def broken(work: LocalWork, slot: Any) -> Any:
+        finished.append(work.number)
+        if len(finished) == 2:
+            raise error
+        return real(work, slot)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalWork, "finish", broken)
+        with pytest.raises(error):
+            fed.round()
+    lanes, = fed.engine.lanes.values()
+    assert len(lanes) > 2
+    assert all(lane.work is None and not lane.launches for lane in lanes)
+    for cohort in ([0, 1], None):
+        whole.round(cohort)
+        fed.round(cohort)
+    assert largest_difference(whole, fed) == 0
+
+
+def test_clients_under_way_say_only_once_that_steps_are_not_captured(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first phase can be captured and is under way in every slot when the second turns out not to be."""
+    recorded = Slots._capture
+
+    def refused(self: Slots, lane: Any, phase: Any, size: int, steps: int) -> Any:
+        if phase.name == "base":
+            raise RuntimeError
+        return recorded(self, lane, phase, size, steps)
+    monkeypatch.setattr(Slots, "_capture", refused)
+    monkeypatch.setattr(slots, "TURN", 1)
+    part = trial(PARTS["rep"])
+    with pytest.warns(UserWarning, match="cannot be captured") as warned:
+        fed = run_tiny([part], rounds=1, batch=2, engine=Slots.of(8))
+    assert len(warned) == 1
+    assert fed.engine.notes == ["steps are not captured: RuntimeError"]
+    assert largest_difference(run_tiny([part], rounds=1, batch=2), fed) == 0
 
 
 def test_another_mistake_beside_the_slots_is_not_tried_again(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

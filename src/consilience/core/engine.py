@@ -48,8 +48,8 @@ class RoomyEngine(Protocol):
     def lacks_memory(self, error: RuntimeError) -> bool:
         """Whether this is how memory that ran out shows."""
 
-    def make_room(self, said: str) -> None:
-        """Give memory up; an error for the user where there is none left to give."""
+    def make_room(self, said: str, before: int) -> None:
+        """Give memory up, as was done so many times `before` for the same round; an error for the user where none is left to give."""
 
 
 class Unanswered(Exception):

@@ -283,8 +283,9 @@ class Federation:
     def _attempt(self, act: Callable[[frozenset[int]], RoundReport]) -> RoundReport:
         """All of it or nothing: again without clients that did not answer, and where memory ran out and the engine has some to give."""
         silent: frozenset[int] = frozenset()
+        roomier = 0
         while True:
-            said = ""
+            said: str | None = None
             try:
                 with self._all_or_nothing(), torch.no_grad():
                     return act(silent)
@@ -294,5 +295,6 @@ class Federation:
                 if not isinstance(self.engine, RoomyEngine) or not self.engine.lacks_memory(error):
                     raise
                 said = str(error).partition("\n")[0]
-            if said and isinstance(self.engine, RoomyEngine):         # here, since the error held on to tensors of the frames it passed
-                self.engine.make_room(said)
+            if said is not None and isinstance(self.engine, RoomyEngine):     # here, since the error held on to tensors of its frames
+                self.engine.make_room(said, roomier)
+                roomier += 1

@@ -150,14 +150,24 @@ class Devices:
         self.twins, self._made_of, self._told, self._threads = [], None, {}, []
 
     def lacks_memory(self, error: RuntimeError) -> bool:
-        return bool(self.twins) and isinstance(self.twins[0].engine, RoomyEngine) and self.twins[0].engine.lacks_memory(error)
+        return any(engine.lacks_memory(error) for engine in self._first())
 
-    def make_room(self, said: str) -> None:
-        """On the first device, where models are put together."""
-        first = self.twins[0].engine
-        assert isinstance(first, RoomyEngine)
+    def make_room(self, said: str, before: int) -> None:
+        """On the first device, where models are put together; it may be named twice, so several engines may hold its memory."""
+        engines, refused = self._first(), []
         with _current(self.devices[0]):
-            first.make_room(said)
+            for engine in engines:
+                try:
+                    engine.make_room(said, before)
+                except ConfigError as error:
+                    refused.append(error)
+        if len(refused) == len(engines):
+            raise refused[0]
+
+    def _first(self) -> list[RoomyEngine]:
+        """The engines of the first device that can make room."""
+        there = [twin.engine for twin, device in zip(self.twins, self.devices) if device == self.devices[0]]
+        return [engine for engine in (*there, self.here) if isinstance(engine, RoomyEngine)]
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]:
         works = list(works)

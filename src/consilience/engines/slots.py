@@ -25,8 +25,7 @@ from ..core.federation import Federation, Work
 from ..core.part import Phase
 from ..core.slot import Slot
 from ..core.step import Program
-from ..errors import ConfigError
-from ._shortage import out_of_memory
+from ._shortage import out_of_memory, too_little
 
 MOST_SLOTS = 20
 BLOCKS = (8, 4, 1)  # steps in a graph; a schedule is cut into the largest that fit
@@ -53,7 +52,7 @@ class Slots:
     """The engine. `most` bounds the number of slots; it halves when the GPU's memory does not suffice."""
 
     def __init__(self, program: Program, make_slot: Callable[[Work], Slot], most: int = MOST_SLOTS) -> None:
-        self.program, self.make_slot, self.most = program, make_slot, most
+        self.program, self.make_slot, self.most, self._halvings = program, make_slot, most, most.bit_length()
         self.lanes: dict[str, list[_Lane]] = {}
         self.sides: list[torch.cuda.Stream] = []
         self._asking = False                         # clients are being asked on the side streams
@@ -137,8 +136,16 @@ class Slots:
         waiting = deque(sorted((i for i in range(len(queue)) if i not in results),
                                key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
         lanes = self._lanes_for(queue[waiting[0]], len(waiting), main)
-        for lane in lanes:                           # an earlier pass may have broken off
-            lane.work = None
+        try:
+            self._take_turns(lanes, queue, waiting, results)
+        finally:
+            for lane in lanes:                       # a pass that broke off leaves nothing under way, and no client's state in memory
+                lane.work = None
+                lane.launches.clear()
+        for lane in lanes:
+            main.wait_stream(lane.stream)
+
+    def _take_turns(self, lanes: list[_Lane], queue: list[Work], waiting: deque[int], results: dict[int, Any]) -> None:
         active = deque(lanes)
         while active:                                # a slot has its first steps before the next one is loaded
             lane = active.popleft()
@@ -153,8 +160,6 @@ class Slots:
             results[lane.place] = lane.work.finish(lane.slot)
             lane.work = None
             active.append(lane)
-        for lane in lanes:
-            main.wait_stream(lane.stream)
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
@@ -176,9 +181,13 @@ class Slots:
     def lacks_memory(self, error: RuntimeError) -> bool:
         return out_of_memory(error)
 
-    def make_room(self, said: str) -> None:
-        """For what happens outside the slots, as when models are put together: half of the slots of the kind that has most."""
-        kind = max(self.lanes, key=lambda k: len(self.lanes[k]), default="")
+    def make_room(self, said: str, before: int) -> None:
+        """For what happens outside the slots, as when models are put together: half of the slots of the kind that has most; of equals
+        the one that came last, for others may not come back. Those that do come back in every round are no way to make room.
+        """
+        if before > self._halvings:
+            raise too_little(said)
+        kind = max(reversed(self.lanes), key=lambda k: len(self.lanes[k]), default="")
         self._halve(kind, len(self.lanes.get(kind, [])), said)
 
     def _halve(self, kind: str, wanted: int, said: str) -> None:
@@ -192,8 +201,7 @@ class Slots:
         if len(lanes) < 2 and any(own for other, own in self.lanes.items() if other != kind):
             note = "the GPU's memory did not suffice for the slots of two kinds of work"
         elif max(len(lanes), wanted) < 2:
-            raise ConfigError(f"The GPU's memory does not suffice to train one client ({said}). Use a smaller batch or eval_batch, fewer "
-                              "clients a round (participation), precision=bfloat16, or device=cpu.")
+            raise too_little(said)
         else:
             self.most = max(1, len(lanes) // 2)
             note = f"the GPU's memory sufficed for {self.most} slot{'s' if self.most > 1 else ''}"
@@ -264,16 +272,20 @@ class Slots:
 
     def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:
         """Some step cannot be captured: say so once, and run this client and all later ones step by step."""
-        names = "+".join(p.name for parts in self.program.hooks.values() for p in parts.get("loss", [])) or "the method"
-        reason = str(error).splitlines()[0]
-        self.captured = False
-        self.notes.append(f"steps are not captured: {reason}")
-        warnings.warn(f"Steps of {names} cannot be captured in a CUDA graph ({reason}); they run one by one, slower.", stacklevel=2)
+        if self.captured:                            # else another slot, whose client was under way too, has said it
+            self._say_not_captured(error)
         torch.cuda.synchronize()
         assert lane.work is not None
         with torch.cuda.stream(lane.stream):
             lane.work.load(lane.slot)                # from the start: draws are keyed, so nothing differs
         self._eagerly(lane)
+
+    def _say_not_captured(self, error: RuntimeError) -> None:
+        names = "+".join(p.name for parts in self.program.hooks.values() for p in parts.get("loss", [])) or "the method"
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        self.captured = False
+        self.notes.append(f"steps are not captured: {reason}")
+        warnings.warn(f"Steps of {names} cannot be captured in a CUDA graph ({reason}); they run one by one, slower.", stacklevel=2)
 
     def _eagerly(self, lane: _Lane) -> None:
         assert lane.work is not None
