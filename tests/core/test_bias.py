@@ -189,6 +189,19 @@ def test_not_a_number_comes_through(kernels: None, pool: bool) -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("shape", "pool"), [((2, 1, 4, 6), True), ((2, 1, 4, 6), False), ((2, 3, 1, 1), False), ((1, 2, 2, 2), True)])
+def test_where_both_layouts_are_one_the_strides_decide(kernels: None, shape: tuple[int, ...], pool: bool, form: str) -> None:
+    """Maps of one channel, or one position. The next convolution looks at strides, so a run in one layout must not turn to the other."""
+    n, c, h, w = shape
+    raw = torch.empty(shape, device=DEVICE, memory_format=FORMS[form]).normal_()
+    out = _bias_cuda.bias_relu_pool(raw, torch.randn(c, device=DEVICE), pool)
+    h, w = (h // 2, w // 2) if pool else (h, w)
+    assert out.shape == (n, c, h, w)
+    assert out.stride() == ((c * h * w, 1, c * w, c) if form == "channels_last" else (c * h * w, h * w, w, 1))
+
+
+@on_gpu
 def test_inputs_stay_as_they_were(kernels: None) -> None:
     raw, bias = torch.randn(2, 3, 6, 6, device=DEVICE), torch.randn(3, device=DEVICE)
     before = raw.clone(), bias.clone()

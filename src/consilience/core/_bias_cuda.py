@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._norms_cuda import MOST_PROGRAMS, above, layout
 from ._once import first_order
+from .turned import is_turned
 
 try:
     import triton
@@ -140,7 +141,8 @@ class _Geometry:
 class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, bias: Tensor, pool: bool) -> Tensor:
-        form = layout(raw)
+        # by strides: maps of one channel or one position lie the same either way, and the layers behind look at strides
+        form = torch.channels_last if is_turned(raw) else torch.contiguous_format
         raw = raw.contiguous(memory_format=form)
         at = _Geometry(raw, pool)
         out = torch.empty(at.out, dtype=raw.dtype, device=raw.device, memory_format=form)
