@@ -14,7 +14,8 @@ from .format import Cell, Recipe
 
 HEADER = ["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"]
 # settings of a run that say how its numbers are computed and kept, not which
-HOW = frozenset({"layout", "eval_batch", "devices", "ray", "store", "map_data", "data_dir", "checkpoint_seconds"})
+HOW = frozenset({"layout", "eval_batch", "engine", "device", "devices", "ray", "store", "map_data", "data_dir", "track",
+                 "checkpoint_seconds"})
 
 
 @dataclass
