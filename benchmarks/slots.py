@@ -2,8 +2,8 @@
 
     python benchmarks/slots.py [cnn vgg11 resnet18] [--methods] [--rounds 3] [--epochs 1]
 
-`training` beside a rate counts the seconds of the rounds alone, without evaluation. Clients take 50 steps or fewer in a round of one
-epoch; with more epochs sending and averaging models weigh less, and `training` nears the rate of a loop of steps alone.
+`training` beside a rate counts the seconds of the rounds alone, without evaluation. Clients take 25 to 260 steps in a round of
+one epoch; with more epochs, on both sides, sending and averaging models weigh less, and `training` nears the rate of steps alone.
 
 The plain loop: a DataLoader per client over tensors on the host, `.to(device)`, module, cross-entropy, SGD; clients one after another;
 the model averaged and scored on all test samples after every round. The product does the same rounds in the slots engine. Rates are
@@ -13,6 +13,7 @@ client-steps per second of whole rounds, after a warm-up; ratios are product ove
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -49,7 +50,7 @@ def population(w: dict) -> Population:
     return Population(x, y, tuple(torch.arange(c * n).split(n)), 10, as_float)
 
 
-def plain(w: dict, rounds: int) -> float:
+def plain(w: dict, rounds: int, epochs: int = 1) -> float:
     """Client-steps per second of the plain loop."""
     data = population(w)
     x = data.x.float() / 255
@@ -67,7 +68,7 @@ def plain(w: dict, rounds: int) -> float:
             net.load_state_dict(received)
             net.train()
             opt = torch.optim.SGD(net.parameters(), w["lr"])
-            for xb, yb in loader:
+            for xb, yb in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
                 xb, yb = xb.cuda(), yb.cuda()
                 opt.zero_grad()
                 F.cross_entropy(net(xb), yb).backward()
@@ -118,13 +119,13 @@ def main() -> None:
     args.add_argument("work", nargs="*", default=list(WORK), help="or none")
     args.add_argument("--methods", action="store_true", help="the methods' cost over FedAvg's on the CNN")
     args.add_argument("--rounds", type=int, default=3)
-    args.add_argument("--epochs", type=int, default=1, help="of the slots' rounds")
+    args.add_argument("--epochs", type=int, default=1, help="of a round, on both sides")
     given = args.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     out: dict[str, dict] = {}
     for name in [n for n in given.work if n != "none"]:
         w = WORK[name]
-        bare = plain(w, 1)
+        bare = plain(w, 1, given.epochs)
         kinds = {"float32": {}} if name == "cnn" else {"float32": {}, "channels_last": {"layout": "channels_last"},
                                                        "bf16 + channels_last": {"precision": "bfloat16", "layout": "channels_last"}}
         out[name] = {"plain": round(bare)}
@@ -135,7 +136,7 @@ def main() -> None:
     if given.methods:
         base = None
         for method, settings in METHODS.items():
-            rates = product(WORK["cnn"], given.rounds, method, settings)
+            rates = product(WORK["cnn"], given.rounds, method, settings, given.epochs)
             base = base or rates.whole
             out[method] = {"rate": round(rates.whole), "times fedavg": round(base / rates.whole, 2), "passes": round(PASSES[method] / 3, 2)}
             print(method, out[method], *rates.notes, flush=True)
