@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from consilience.core.turned import is_turned, turned
+from consilience.data import _transforms_cuda
 from consilience.testing import tiny_federation
 
 
@@ -28,3 +31,16 @@ def test_samples_of_a_run_have_its_layout(layout: str) -> None:
     fed = tiny_federation(layout=layout)
     x, _ = fed.samples.inputs(torch.arange(3))
     assert is_turned(x) is is_turned(fed.program.lay_out(torch.zeros(2, 1, 8, 8))) is (layout == "channels_last")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("last", [True, False])
+def test_samples_that_a_gpu_picks_in_one_kernel_have_it_too(monkeypatch: pytest.MonkeyPatch, channels: int, last: bool) -> None:
+    """What its kernel writes to; the kernel itself does nothing here."""
+    monkeypatch.setattr(_transforms_cuda, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)))
+    monkeypatch.setattr(_transforms_cuda, "_kernel", {(1,): lambda *args: None}, raising=False)
+    x, plain = torch.zeros(5, channels, 3, 4), _transforms_cuda.Usual(0, False, None, (), ())
+    source = _transforms_cuda.Source(torch.zeros(5), torch.arange(5)[None], torch.zeros(1), 0)
+    out, _ = _transforms_cuda.gather(x, 2, x, plain, source, last)
+    assert out.shape == (2, channels, 3, 4)
+    assert is_turned(out) is last

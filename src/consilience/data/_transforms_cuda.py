@@ -120,12 +120,12 @@ def run(x: Tensor, key: Tensor, what: Usual) -> Tensor:
 
 def gather(x: Tensor, samples: int, key: Tensor, what: Usual, source: Source, channels_last: bool) -> tuple[Tensor, Tensor]:
     """`samples` of x, transformed, and their labels."""
-    return _launch(x, samples, key, what, source, channels_last and x.shape[1] > 1)
+    return _launch(x, samples, key, what, source, channels_last)
 
 
 def _launch(x: Tensor, b: int, key: Tensor, what: Usual, source: Source | None, last: bool) -> tuple[Tensor, Tensor]:
     _, c, h, w = x.shape
-    out = torch.empty((b, c, h, w), dtype=torch.float32, device=x.device,
+    out = torch.empty((b, c, h, w), dtype=torch.float32, device=x.device,             # one channel: only the strides differ
                       memory_format=torch.channels_last if last else torch.contiguous_format)
     y = torch.empty(b if source else 0, dtype=torch.int64, device=x.device)
     four = lambda values, rest: [*(values * c if len(values) == 1 else values), *[rest] * CHANNELS][:CHANNELS]
@@ -134,6 +134,6 @@ def _launch(x: Tensor, b: int, key: Tensor, what: Usual, source: Source | None, 
         _kernel[(triton.cdiv(out.numel(), BLOCK),)](
             x, out, key, labels, y if source else out, index, counter, out.numel(), b, c, h, w, index.shape[1] if source else 0,
             *four(what.mean, 0.0), *four(what.std, 1.0), what.flip or 0.0, word, int(what.pad > 0), what.pad, what.reflect,
-            what.flip is not None, bool(what.mean), x.dtype == torch.uint8, what.draws, source is not None, last, BLOCK,
+            what.flip is not None, bool(what.mean), x.dtype == torch.uint8, what.draws, source is not None, last and c > 1, BLOCK,
             *rng.HASH_CONSTANTS)
     return out, y
