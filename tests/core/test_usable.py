@@ -98,6 +98,12 @@ def test_what_follows_a_convolution_is_divided_whole(shape: tuple[int, ...], lay
     assert at.m == shape[0] * at.out[2] * at.out[3]
 
 
+def test_places_beyond_the_end_of_a_map_are_numbers_too() -> None:
+    """The largest map, of one channel: the last program counts to the end of its share in int32."""
+    at = _bias_cuda._Geometry(torch.empty((1, 1, 1, _bias_cuda.MOST_NUMBERS - 1), device="meta"), False)
+    assert at.pieces * at.each + at.how["ROWS"] < 1 << 31
+
+
 @pytest.mark.parametrize("shape", [(64, 64, 8, 8), (256, 64, 112, 112), (10, 5, 3, 3), (256, 512)])
 def test_where_tiles_are_few_each_has_its_own_program(shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, device="meta")

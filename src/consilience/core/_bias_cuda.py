@@ -27,7 +27,7 @@ except ImportError:
 TILE = 1 << 11              # numbers a program holds at once
 EACH = 1 << 12              # numbers of one program where several share a channel
 ALONE = 1 << 9              # positions that one program walks by itself: a second launch would cost more than it saves
-MOST_NUMBERS = 1 << 31      # of a map: places are int32
+MOST_NUMBERS = (1 << 31) - (1 << 16)       # of a map: places are int32, and the last program reaches beyond the end
 
 if triton is not None:
     @triton.jit
