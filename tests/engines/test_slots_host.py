@@ -195,6 +195,26 @@ def test_memory_that_runs_out_beside_the_slots(seen: SimpleNamespace, monkeypatc
     assert fed.engine.notes[-1] == "the GPU's memory sufficed for 1 slot"
 
 
+def test_memory_that_runs_out_while_clients_are_scored(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First all at once, then one by one beside three slots: the slots are halved, and the scores are those of a run with memory."""
+    one, fed = (run_tiny([trial(PARTS["ditto"])], rounds=1, engine=engine) for engine in (Sequential, Slots.of(8)))
+    rows, names = [one.samples.rows[i].train for i in range(4)], list("abcd")
+    wanted, real, slots_beside = score_personal(one, rows, names), fed.samples.inputs, []
+
+    def short(*given: Any) -> Any:
+        slots_beside.append(len(fed.engine.lanes["round"]))
+        if slots_beside[-1] > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nMore words.")
+        return real(*given)
+    monkeypatch.setattr(fed.samples, "inputs", short)
+    assert score_personal(fed, rows, names) == wanted
+    assert slots_beside[:3] == [3, 3, 1]
+    assert fed.engine.notes == ["the GPU's memory sufficed for 1 slot"]
+    monkeypatch.setattr(fed.samples, "inputs", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(ConfigError, match="eval_batch"):
+        score_personal(fed, rows, names)
+
+
 def test_memory_that_runs_out_where_several_devices_send_their_results(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, fails, real = run_tiny([], rounds=2), iter([True]), playing.new_model
 

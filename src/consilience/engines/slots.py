@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -99,7 +100,18 @@ class Slots:
             with _CAPTURING:
                 torch.cuda.empty_cache()
         for number, own in zip(numbers, given):
-            yield task(fed, number, common, own)
+            yield self._ask_one(partial(task, fed, number, common, own))
+
+    def _ask_one(self, ask: Callable[[], Any]) -> Any:
+        """One client's answer; where memory does not suffice even so, with fewer slots beside it."""
+        for before in count():
+            try:
+                return ask()
+            except RuntimeError as error:
+                if self._asking or not out_of_memory(error):         # who asks several at once turns to one by one first
+                    raise
+                said = str(error).partition("\n")[0]
+            self.make_room(said, before)
 
     def _ask_all(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> list[Any]:
         """All answers, before any is handed out: what is freed on a stream is used again there, so nothing of an answer may be
