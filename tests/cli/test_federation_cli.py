@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
+
+from consilience.runs.lock import folder_lock
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
 
@@ -83,6 +87,32 @@ def test_a_site_does_not_start_without_authority_or_key(cli, data, tmp_path):
     assert "--ca" in cli(*common, code=2).err
     cli("federation", "certificates", "certs", "--host", "hub")
     assert "consilience federation key store" in cli(*common, "--ca", "certs/ca.crt", code=2).err
+
+
+def test_a_site_does_not_start_with_wrong_files(cli, data, tmp_path):
+    common = ("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", data, "--ca")
+    cli("federation", "certificates", "certs", "--host", "hub")
+    cli("federation", "key", "store")
+    (tmp_path / "junk.crt").write_text("hello")
+    assert "Ask the server's operator for ca.crt" in cli(*common, "junk.crt", code=2).err
+    assert "a server's own certificate" in cli(*common, "certs/server.crt", code=2).err
+    with folder_lock(tmp_path / "store"):
+        assert "Another site runs in 'store'" in cli(*common, "certs/ca.crt", code=2).err
+    (tmp_path / "store" / "site.key").write_text("nonsense")
+    assert "not a site's key" in cli(*common, "certs/ca.crt", code=2).err
+
+
+def test_a_server_that_cannot_start_says_why_at_once(cli, tmp_path):
+    cli("federation", "certificates", "certs", "--host", "hub")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"Port {port} is in use" in cli("federation", "server", "srv", "--certificates", "certs", "--port", port, code=2).err
+    with folder_lock(tmp_path / "srv"):
+        assert "Another server runs in 'srv'" in cli("federation", "server", "srv", "--certificates", "certs", code=2).err
+    (tmp_path / "file").write_text("")
+    assert "is a file" in cli("federation", "server", "file", "--certificates", "certs", code=2).err
 
 
 def test_a_server_without_certificates_must_say_so(cli, tmp_path):

@@ -19,13 +19,17 @@ import pytest
 import torch
 
 from consilience import tree
+from consilience.cli.federation_site import let_in, watch
 from consilience.engines.flower.settings import FederationSettings
+from consilience.errors import ConfigError
+from consilience.federation.admitted import Door
 from consilience.federation.app import app_hash
 from consilience.federation.approval import STUDY, Approvals
 from consilience.federation.certificates import NodeKey, make_key
 from consilience.federation.commands import SuperLink
 from consilience.federation.demo import digits_federation
 from consilience.federation.follow import read_run, run_and_follow
+from consilience.federation.launch import NotLetIn
 from consilience.federation.processes import LaunchError, marked
 from consilience.federation.site import join_sites, load_site
 from consilience.runs.files import read_json, read_tensors
@@ -114,18 +118,8 @@ def run_and_follow_on(federation, folder: Path, changed: dict) -> None:
 
 
 def started_again(federation, site):
-    """Flower lets a node in again when it believes the old one gone, some seconds after it was killed."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        running = federation.launcher.site(site, wait=False)
-        try:
-            federation.launcher.await_site(running)
-            return running
-        except LaunchError:
-            assert time.monotonic() < end, running.node.tail()
-            running.stop()
-            for child in (running.node, running.starter):
-                federation.launcher.children.remove(child)
+    """At once, as its operator would: Flower lets a node in again when it believes the old one gone, some seconds after it was killed."""
+    return let_in(federation.launcher, federation.launcher.site(site, wait=False), print)
 
 
 def test_the_server_is_killed_and_goes_on_from_its_checkpoint(federation, tmp_path):
@@ -206,6 +200,21 @@ def test_a_node_without_an_admitted_key_is_not_let_in(federation, tmp_path):
     with intruder(federation, store=tmp_path / "stranger", key=key) as running, \
             pytest.raises(LaunchError, match="does not know this site's key"):
         federation.launcher.await_site(running, PATIENCE)
+
+
+def test_a_key_that_is_taken_back(federation, tmp_path, capsys):
+    """The site is told and ends; the key is not admitted again, and nobody says that it was."""
+    key = make_key(tmp_path / "leaving")
+    door = Door(federation.launcher, federation.link)
+    node = door.admit(key.public)
+    assert door.admit(key.public) is None
+    with intruder(federation, store=tmp_path / "leaving", key=key) as running:
+        federation.launcher.await_site(running, PATIENCE)
+        assert door.dismiss(str(key.public)) == node
+        with pytest.raises(NotLetIn, match="its operator has taken it back"):
+            watch(federation.launcher, running, Approvals(tmp_path / "leaving"))
+    with pytest.raises(ConfigError, match="was taken back, and Flower admits a key once"):
+        door.admit(key.public)
 
 
 def test_a_node_without_tls_is_not_let_in(federation, tmp_path):

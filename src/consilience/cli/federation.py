@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from ..errors import ConfigError
 from ..runs.config import parse_set
+from .federation_keys import admit, admit_key, dismiss
 from .federation_study import demo, study
 from .output import AsJson, err, out, print_json, warn
 
@@ -184,19 +185,24 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
            certificates_: Annotated[Path | None, typer.Option("--certificates", help="Folder made by `federation certificates`.")] = None,
            host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
            port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=1, max=65535)] = 9092,
-           admit: Annotated[list[Path] | None, typer.Option("--admit", help="A site's public key. May be repeated.")] = None,
+           admitted: Annotated[list[Path] | None, typer.Option("--admit", help="A site's public key. May be repeated.")] = None,
            insecure: Insecure = False) -> None:
     """Run a SuperLink until Ctrl-C. Other machines reach the sites' interface alone; runs are started on this one."""
     from ..federation.certificates import ServerFiles
     from ..federation.launch import Launcher
+    from ..federation.processes import only_one
+    from ..federation.trust import ends_soon
     console = err()
     files = ServerFiles(certificates_) if certificates_ else None
-    with Launcher(folder, certificates=files, insecure=insecure) as launcher:
+    with only_one(folder, "server"), Launcher(folder, certificates=files, insecure=insecure) as launcher:
+        soon = ends_soon(files) if files else None
+        if soon:
+            warn(soon)
         link = launcher.superlink(host, port, database=folder.absolute() / "superlink.db")
         console.print(f"The SuperLink answers on {link.address} {'without' if insecure else 'with'} TLS; its log: "
                       f"{launcher.log('superlink')}", soft_wrap=True)
-        for public in admit or []:
-            _admit(launcher, link, public)
+        for public in admitted or []:
+            admit_key(launcher, link, public)
         home = folder.absolute() / "flower" / "server"
         console.print(f"Start a run with: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={home} flwr run APP consilience --stream", soft_wrap=True)
         console.print("Ctrl-C stops it; started again with the same folder, it knows its sites.")
@@ -205,27 +211,8 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
             time.sleep(1)
 
 
-@app.command()
-def admit(folder: Annotated[Path, typer.Argument(help="The running server's folder.", show_default=False)],
-          public: Annotated[list[Path], typer.Argument(help="Sites' public keys.", show_default=False)]) -> None:
-    """Admit sites' keys to a running server, on its own machine."""
-    from ..federation.launch import connect
-    launcher, link = connect(folder)
-    for path in public:
-        _admit(launcher, link, path)
-
-
-def _admit(launcher: Any, link: Any, public: Path) -> None:
-    from ..federation.processes import LaunchError
-    if not public.is_file():
-        raise ConfigError(f"There is no public key {str(public)!r}. A site makes one with: consilience federation key STORE")
-    try:
-        node = launcher.register(link, public)[0]
-        err().print(f"Admitted {public} as node {node}.")
-    except LaunchError as error:
-        if "already in use" not in str(error):
-            raise
-        err().print(f"{public} was admitted before.")
+app.command()(admit)
+app.command()(dismiss)
 
 
 @app.command()
@@ -247,7 +234,9 @@ def site(store: Store,
     from ..federation.certificates import NodeKey
     from ..federation.commands import Site, SuperLink, check_address
     from ..federation.launch import Launcher
+    from ..federation.processes import only_one
     from ..federation.site import describe_site, load_site
+    from ..federation.trust import check_authority, check_node_key
     from .federation_site import watch
     check_address(server_)
     held = load_site(data, number=number, classes=classes, class_names=[n.strip() for n in class_names.split(",") if n.strip()])
@@ -260,12 +249,16 @@ def site(store: Store,
     pair = NodeKey(store / "site.key")
     if not insecure and not pair.private.is_file():
         raise ConfigError(f"The site has no key in {str(store)!r}. Make one with: consilience federation key {store}")
+    if not insecure:
+        assert ca is not None
+        check_authority(ca)
+        check_node_key(pair)
     _show_site(about, stderr=True)
     if not Approvals(store).all():
         warn(f"No app is approved yet; every run will be refused. Approve one with: consilience federation approve {store} HASH")
     link = SuperLink(server_, None if insecure else ca)
     own = Site(number, data, store, link, None if insecure else pair, name, device, threads)
-    with Launcher(store, client=True, insecure=insecure) as launcher:
+    with only_one(store, "site"), Launcher(store, client=True, insecure=insecure) as launcher:
         running = launcher.site(own, wait=False)
         watch(launcher, running, Approvals(store))
 

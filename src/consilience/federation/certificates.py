@@ -135,15 +135,15 @@ def subject_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 def hosts_of(certificate: Path) -> list[str]:
     """The names and addresses a certificate is valid for."""
-    names = _load_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = load_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(n.value) for n in names]
 
 
 def expires(certificate: Path) -> datetime.datetime:
-    return _load_certificate(certificate).not_valid_after_utc
+    return load_certificate(certificate).not_valid_after_utc
 
 
-def _load_certificate(path: Path) -> x509.Certificate:
+def load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def _read_authority(files: ServerFiles) -> tuple[ec.EllipticCurvePrivateKey, x50
         key = serialization.load_pem_private_key(files.authority_key.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise DataError(f"The file {str(files.authority_key)!r} is not a private key in PEM form: {error}.") from None
-    certificate = _load_certificate(files.authority)
+    certificate = load_certificate(files.authority)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise DataError(f"{str(files.authority_key)!r} does not belong to {str(files.authority)!r}.")
     return key, certificate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import socket
@@ -105,13 +106,19 @@ def answers(link: SuperLink) -> bool:
     return False
 
 
-def free_port(host: str) -> int:
-    """A port nobody listens on now."""
+def free_port(host: str, wanted: int = 0) -> int:
+    """A port nobody listens on now: any, or the one that is wanted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)          # connections of a server that was here before do not count
         try:
-            probe.bind((host, 0))
+            probe.bind((host, wanted))
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"Port {wanted} is in use on this machine: another server, perhaps one that was not stopped? Stop it, or "
+                                  "choose another with --port.") from None
+            if error.errno == errno.EACCES:
+                raise ConfigError(f"This user may not listen on port {wanted}. Choose one from 1024 on with --port.") from None
             raise ConfigError(f"This machine has no address {host!r} to listen on: {error.strerror or error}.") from None
         return int(probe.getsockname()[1])
 

@@ -43,11 +43,19 @@ from .commands import (
     supernode_command,
 )
 from .processes import Child, LaunchError, Processes
+from .trust import check_server
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 READY = 120.0                # seconds for a process to become ready; a busy machine takes a while to import everything
+NOT_LET_IN = "[code: 2004]"  # Flower's word for a key that it does not know, and for one whose node it believes there
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "GRPC_VERBOSITY": "NONE", "NO_COLOR": "1", "TERM": "dumb",
          "FORWARDED_ALLOW_IPS": "127.0.0.1"}     # nobody else is believed about where a request comes from
+
+
+class NotLetIn(LaunchError):
+    """The server turns a site away; somebody has to mend what the message says."""
+
+    exit_code = 2
 
 
 @dataclass
@@ -61,6 +69,11 @@ class RunningSite:
     @property
     def running(self) -> bool:
         return self.node.running and self.starter.running
+
+    @property
+    def turned_away(self) -> bool:
+        """Whether the server did not let it in: its key is unknown, or the server believes it connected already."""
+        return NOT_LET_IN in self.node.said()
 
     def stop(self) -> None:
         self.node.stop()
@@ -113,7 +126,7 @@ class Launcher(Processes):
             raise ConfigError("A federation uses TLS and node keys: give it certificates, or say --insecure for a test on one machine.")
         if certificates is not None and insecure:
             raise ConfigError("Certificates and --insecure contradict each other; leave one of them out.")
-        self.folder, self.certificates = Path(folder).absolute(), certificates.check() if certificates else None
+        self.folder, self.certificates = Path(folder).absolute(), check_server(certificates) if certificates else None
         with disk("make", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = str(Path(sys.executable).parent)            # Flower's commands start each other by name
@@ -128,7 +141,7 @@ class Launcher(Processes):
 
     def superlink(self, host: str = "127.0.0.1", port: int | None = None, *, database: Path | None = None) -> SuperLink:
         """Start a SuperLink and wait until it answers. With a database it remembers nodes and runs when it is started again."""
-        port = port or free_port(host)
+        port = free_port(host, port or 0)                    # before it starts: whoever holds the port would answer in its place
         command = superlink_command(host, port, self.certificates, database)
         env = {**self._home("server"), "CONSILIENCE_SERVER_DIR": str(self.folder / "runs")}          # for runs that name no folder
         child = self.start("The SuperLink", command, self.log("superlink"), env=env)
@@ -174,8 +187,18 @@ class Launcher(Processes):
         try:
             node.wait_for(lambda: "SuperNode ID:" in node.said(), f"the server {link.address} accepts it",
                           float("inf") if forever else seconds)
-        except LaunchError as error:
-            raise LaunchError(_why_not(node.said(), running.site) or str(error)) from None
+        except LaunchError:
+            why = _why_not(running)
+            if why is None:
+                raise
+            raise NotLetIn(why) from None
+
+    def start_again(self, running: RunningSite) -> RunningSite:
+        """A site's processes anew, in place of those that the server turned away."""
+        running.stop()
+        for child in (running.node, running.starter):
+            self.children.remove(child)
+        return self.site(running.site, wait=False)
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +229,10 @@ class Launcher(Processes):
         if code or _json(said).get("success") is False:
             raise LaunchError(f"{child.name} failed:\n{_indent(str(_json(said).get('error-message') or said))}")
         return said
+
+    def flwr_json(self, arguments: Sequence[str], link: SuperLink) -> dict[str, Any]:
+        """The document that a command of `flwr` printed."""
+        return _json(self.flwr(arguments, link))
 
     def stop(self) -> None:
         for child in self.followers:
@@ -258,15 +285,18 @@ def elsewhere(connection: str, folder: str | Path) -> tuple[Launcher, SuperLink]
     return Launcher(folder, client=True, connection=connection), SuperLink(connection, None)
 
 
-def _why_not(said: str, site: Site) -> str | None:
+def _why_not(running: RunningSite) -> str | None:
     """A SuperNode's refusal in words that say what to do."""
+    said, site = running.node.said(), running.site
     where = site.superlink.address
+    if "CERTIFICATE_VERIFY_FAILED" in said and "certificate has expired" in said:
+        return f"The certificate that the server {where} shows has ended, or this machine's clock is wrong. Tell the server's operator."
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return (f"The server {where} shows a certificate that {str(site.superlink.authority)!r} does not vouch for, or that is for another "
                 "name. Ask its operator for ca.crt, and for the name to use.")
-    if "[code: 2004]" in said:
-        return (f"The server {where} does not know this site's key. Its operator admits it with: consilience federation admit "
-                f"SERVER-FOLDER {site.key.public.name if site.key else 'site.pub'}")
+    if running.turned_away:
+        return (f"The server {where} does not know this site's key, or another site with the same key is connected. Its operator admits "
+                f"a key with: consilience federation admit SERVER-FOLDER {site.key.public.name if site.key else 'site.pub'}")
     return None
 
 

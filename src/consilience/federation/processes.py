@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from ..errors import ConsilienceError
+from ..errors import ConfigError, ConsilienceError
+from ..runs.files import disk
+from ..runs.lock import folder_lock
 
 MARK = "CONSILIENCE_LAUNCH"
 GRACE = 8.0                    # seconds to end in an orderly way before being killed
@@ -38,8 +40,9 @@ class Child:
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
         self.name, self.command, self.log = name, list(command), log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as file:
+        with disk("make", log.parent):
+            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)        # a log may quote what stands in a site's files
+        with disk("write", log), open(log, "ab") as file:
             self.start = file.tell()
             try:
                 self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
@@ -99,6 +102,21 @@ class Child:
         """As a power failure would: at once, with no chance to say goodbye."""
         self.signal(signal.SIGKILL)
         self.process.wait()
+
+
+@contextlib.contextmanager
+def only_one(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder, so that no second server or site writes into it."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r} is a file; a {what} needs a folder of its own.")
+    with disk("make", folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock(folder))
+        except ConfigError:
+            raise ConfigError(f"Another {what} runs in {str(folder)!r}. Stop it first, or give this one a folder of its own.") from None
+        yield
 
 
 class Processes:
