@@ -92,7 +92,7 @@ def test_nothing_personal_is_in_any_answer(tmp_path: Path) -> None:
     fake.run()
     moving = {f"model/{k}" for k in fake.fed.moving}
     head = {k for k in fake.fed.model["params"] if fake.fed.spec.in_head(k)}
-    envelope = {"federation", "task", "round", "site", "seconds"}
+    envelope = {"federation", "task", "round", "site", "sizes", "seconds"}
     assert head
     assert not {f"model/{k}" for k in head} & moving
     uploads = {name for name in seen["train"] if name.startswith("uploads/scaffold/")}
@@ -100,7 +100,7 @@ def test_nothing_personal_is_in_any_answer(tmp_path: Path) -> None:
     assert not [name for name in uploads if any(name.endswith("/" + k) for k in head)]
     assert seen["consult"] - envelope == {"total", "count"}
     assert seen["score"] - envelope == {"scores"}
-    assert seen["hello"] - envelope == {"name", "sizes", "declaration", "version"}
+    assert seen["hello"] - envelope == {"name", "declaration", "version"}
 
 
 def test_a_run_with_more_rounds_goes_on(tmp_path: Path) -> None:

@@ -202,6 +202,32 @@ def test_a_site_joins_late(tmp_path: Path) -> None:
     assert not unequal(fakes[0], simulate(fakes[0].settings, [[1, 2, 3], None, None]))
 
 
+def test_a_site_whose_data_change_enrols_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Averages go by the sizes a site enrolled with. Site 3 has 40 rows in round 1 and 16 from round 2 on: round 2 does without it, and
+    from round 3 on it counts with 16.
+    """
+    def replace_data(number: int, request: Parcel, work: Answer) -> Parcel:
+        if request.about["task"] == "train" and number == 3 and request.about["round"] == 2:
+            fakes[0].sites[3] = fakes[0].link.sites[103] = fakes[0].site(3, site_data(3, 16))
+            return fakes[0].sites[3].answer(request)
+        return work()
+    fakes = [Fake(tmp_path, "scaffold", replace_data)]
+    records = fakes[0].run()
+    assert [r["lost"] for r in records] == [[], ["site-3"], []]
+    assert "its data have changed" in caplog.text
+    assert "Site 3 returns with" in caplog.text
+    assert fakes[0].fed.samples.rows.table.sizes.tolist() == [24, 17, 5, 16]
+
+
+def test_what_is_waited_for_at_the_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="consilience.federation")
+    fake = Fake(tmp_path, wait=7.0, rounds=1)
+    fake.link.away = {101, 103}
+    clock = iter(range(100))
+    fake.run(now=lambda: float(next(clock)))
+    assert [r.getMessage() for r in caplog.records if "Waiting" in r.message] == ["Waiting up to 7 s for the sites [1, 3]."]
+
+
 def test_selection_among_those_there(tmp_path: Path) -> None:
     fake = Fake(tmp_path, "fedavg", participation=2, rounds=4, min_sites=1)
     fake.link.away = {101}

@@ -14,6 +14,7 @@ from consilience.engines.flower import client_app, server_app  # noqa: E402
 from consilience.engines.flower import grid as module  # noqa: E402
 from consilience.engines.flower.grid import FlowerLink, pack, unpack  # noqa: E402
 from consilience.engines.flower.parcel import Parcel, Raw, Refused  # noqa: E402
+from consilience.errors import ConfigError  # noqa: E402
 
 TENSORS = {"a": {"b": torch.linspace(-1, 2, 12).reshape(3, 4), "flag": torch.tensor([True, False])}, "n": torch.tensor(7),
            "empty": torch.zeros(0, 5)}
@@ -155,6 +156,21 @@ def test_the_apps_of_a_stub() -> None:
     from flwr.serverapp import ServerApp
     assert isinstance(server_app(), ServerApp)
     assert isinstance(client_app(), ClientApp)
+
+
+def test_an_error_of_ours_ends_a_run_without_a_traceback(caplog) -> None:
+    """As Flower logs what its ServerApp raises; an unknown error keeps its traceback."""
+    context = flwr_app.Context(1, 1, {}, flwr_app.RecordDict(), {"method": "fedavg", "sample": "1,8,8", "classes": 1})
+    with pytest.raises(ConfigError, match="'classes'") as raised:
+        server_app()(grid=None, context=context)                 # type: ignore[arg-type]
+    flower = logging.getLogger("flwr")
+    flower.error("ServerApp raised an exception", exc_info=raised.value)
+    assert "ServerApp raised an exception" in caplog.text
+    assert "Traceback" not in caplog.text
+    with pytest.raises(ZeroDivisionError) as unknown:
+        print(1 / 0)
+    flower.error("ServerApp raised an exception", exc_info=unknown.value)
+    assert "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("data", ["arrays(path='{}/none.npz')", "table(path='{}/wards.csv', label=dx)"])

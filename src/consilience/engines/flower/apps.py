@@ -32,12 +32,20 @@ def _speak() -> None:
             log.addHandler(handler)
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Flower prints the traceback of whatever ends an app. An error of ours has said in its message what to do."""
+    if record.exc_info and isinstance(record.exc_info[1], ConsilienceError):
+        record.exc_info = None
+    return True
+
+
 def make_server_app() -> ServerApp:
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _speak()
+        logging.getLogger("flwr").addFilter(_without_traceback)
         try:
             Server(FederationSettings.make(context.run_config), FlowerLink(grid)).run()
         except ConsilienceError as error:

@@ -131,6 +131,13 @@ class Roster:
         log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
                  self.members[number].name, node, counted["train"], counted["val"], counted["test"])
 
+    def _same_rows(self, member: Member, about: Mapping[str, Any]) -> None:
+        """A site whose data were replaced enrols anew: averages go by the sizes it enrolled with."""
+        if about.get("sizes", member.sizes) != member.sizes:
+            member.node = None
+            raise Refused(f"its data have changed: it enrolled with {member.sizes} samples and has {str(about['sizes'])[:80]} now; it may "
+                          "enrol anew")
+
     @property
     def sizes(self) -> list[int]:
         """Training samples by site; 0 for one that has not enrolled."""
@@ -175,6 +182,7 @@ class Roster:
                         raise answer
                     self.wire["up"] += answer.bytes
                     check_envelope(answer.about, {"federation": self.token, "site": member.number, "task": task, "round": fed.round_number})
+                    self._same_rows(member, answer.about)
                     if answer.about.get("missing") is True and not full:
                         waiting[member.number] = member
                         continue

@@ -53,8 +53,11 @@ class Server:
 
     def _await_sites(self) -> None:
         agreed, least = self.settings.agreed, self.settings.least
-        end = self.now() + agreed.wait
+        end, told = self.now() + agreed.wait, False
         while len(there := self.roster.refresh()) < agreed.sites and self.now() < end:
+            if not told:
+                log.info("Waiting up to %g s for the sites %s.", agreed.wait, [i for i in range(agreed.sites) if i not in there])
+                told = True
             self.pause(min(LOOK_EVERY, max(end - self.now(), 0.0)))
         if len(there) < least:
             raise TooFewAnswers(f"{len(there)} of {agreed.sites} sites enrolled in {agreed.wait:g} s; at least {least} are needed. "

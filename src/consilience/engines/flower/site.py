@@ -53,7 +53,8 @@ class Site:
     def answer(self, request: Parcel) -> Parcel:
         """The answer to any request. What goes wrong is told to the server in words of ours, in detail to the site's own log."""
         started = time.perf_counter()
-        envelope = {k: request.about.get(k) for k in ("federation", "task", "round")} | {"site": self.number}
+        envelope = {k: request.about.get(k) for k in ("federation", "task", "round")}
+        envelope |= {"site": self.number, "sizes": self.sizes}
         try:
             with self._one_at_a_time, self._threads(), torch.no_grad():
                 about, tensors = self._answer(request)
@@ -86,7 +87,7 @@ class Site:
             raise Refused("the server runs other settings than this site was given")
         task = about.get("task")
         if task == "hello":
-            return {"name": self.own.shown, "sizes": self.sizes, "declaration": declaration(self.fed),
+            return {"name": self.own.shown, "declaration": declaration(self.fed),
                     "version": version("consilience")}, {}
         if about.get("site") != self.number:
             raise Refused(f"asked was site {about.get('site')}, this is site {self.number}")
