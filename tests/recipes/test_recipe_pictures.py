@@ -9,7 +9,7 @@ import torch
 from tiny_recipe import TINY
 
 from consilience import rng
-from consilience.errors import ConsilienceError
+from consilience.errors import ConfigError, ConsilienceError
 from consilience.metrics.subject import Subject
 from consilience.recipes.draw import draw
 from consilience.recipes.draw_models import _answers_on_others, _embedded, _Panel, _Row, _shares
@@ -103,6 +103,23 @@ def test_pictures_of_a_recipe(tiny, tmp_path, monkeypatch):
     assert panels == ["FedAvg", "as served, before local training", "FedAvg+DBE", "without personal tensors, before local training",
                       "FedAvg+DBE", "as served, before local training"]
     assert not outcome.remarks
+
+
+def test_bars_over_some_columns(tiny, tmp_path):
+    """A column that is no place on the axis, such as the score of an early round, stays out of the picture."""
+    bars = lambda name: f'\n[[draw]]\nkind = "bars"\ncolumns = ["{name}"]\n'
+    tiny.write_text(TINY + '\n[[draw]]\nkind = "bars"\n' + bars("accuracy"), encoding="utf-8")
+    outcome = reproduce(load_recipe(tiny), tmp_path / "out", Order(("fedavg",), (), 1, 0.5), jobs=1)
+    every, one = (texts((tmp_path / "out" / n).read_text(encoding="utf-8")) for n in draw(outcome, tmp_path / "out"))
+    titles = {c.name: c.title for c in outcome.recipe.columns}
+    assert titles["accuracy"] in every
+    assert titles["accuracy"] in one
+    others = [t for n, t in titles.items() if n != "accuracy" and t in every]
+    assert others
+    assert not any(t in one for t in others)
+    tiny.write_text(TINY + bars("acuracy"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"draw\.columns must be one of 'accuracy'.*'acuracy'"):
+        load_recipe(tiny)
 
 
 def _row(title: str, *panels: torch.Tensor) -> _Row:

@@ -87,18 +87,19 @@ def _curves(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
 
 def _bars(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
     """The cells' values, a line per row over the columns."""
-    columns = [c for c in outcome.recipe.columns if any(e.values for e in outcome.entries if e.cell.column is c)]
+    columns = [c for c in outcome.recipe.columns if (not drawing.columns or c.name in drawing.columns)
+               and any(e.values for e in outcome.entries if e.cell.column is c)]
     if not columns:
         return
     numbers = all(c.x is not None for c in columns)
     at = {c.name: float(c.x if numbers and c.x is not None else i) for i, c in enumerate(columns)}
     lines = []
     for row in outcome.recipe.rows:
-        own = [(at[e.cell.column.name], e.ours.mean) for e in outcome.entries if e.cell.row is row and e.ours]
+        own = [(at[e.cell.column.name], e.ours.mean) for e in outcome.entries if e.cell.row is row and e.ours and e.cell.column.name in at]
         if own:
             lines.append(Line(row.title, [x for x, _ in own], [y for _, y in own]))
-    yield "all", draw_lines(lines, (drawing.title or outcome.recipe.title) + scaled, "", drawing.y if drawing.y != "personalised" else "",
-                            () if numbers else [c.title for c in columns])
+    title, label = (drawing.title or outcome.recipe.title) + scaled, drawing.y if drawing.y != "personalised" else ""
+    yield "-".join(drawing.columns[:1]) or "all", draw_lines(lines, title, "", label, () if numbers else [c.title for c in columns])
 
 
 def _trace(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:

@@ -192,6 +192,7 @@ class Drawing:
     together: str = "row"                      # features: which panels share one map: those of a row, of the figure, or each alone
     client: str = ""                           # features, predicted: one client's model alone, by its name or as half
     sample_class: int | None = None            # predicted: also the answer on one sample of this class
+    columns: tuple[str, ...] = ()              # bars: over these; all where none is named
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _COLUMN_KEYS = ("title", "like", "run", "score", "unit", "digits", "x", "mean_of
 _ROW_KEYS = ("title", "like", "method", "awaits", "run", "score", "paper", "cells", "only", "ours", "unavailable", "note")
 _CELL_KEYS = ("method", "run", "score", "unavailable", "note")
 _ALSO_KEYS = ("title", "score")
-_DRAW_KEYS = ("kind", "title", "x", "y", "measure", "colour", "model", "training", "together", "client", "sample_class")
+_DRAW_KEYS = ("kind", "title", "x", "y", "measure", "colour", "model", "training", "together", "client", "sample_class", "columns")
 
 
 def recipes_folder() -> Path:
@@ -152,11 +152,13 @@ class _Reader:
                 one_of(v[key], known, f"draw.{key}")
         for one in v.get("training", ()):
             one_of(one, TRAINING, "draw.training")
+        for one in v.get("columns", ()):
+            one_of(one, tuple(self.own.get("columns", {})), "draw.columns")
         if not isinstance(v.get("sample_class", 0), int):
             raise ConfigError(f"'draw.sample_class' is the number of a class. Got {v['sample_class']!r} instead.")
         return Drawing(v["kind"], v.get("title", ""), v.get("x", Drawing.x), v.get("y", Drawing.y), v.get("measure", ""),
                        v.get("colour", Drawing.colour), v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)),
-                       v.get("together", Drawing.together), v.get("client", ""), v.get("sample_class"))
+                       v.get("together", Drawing.together), v.get("client", ""), v.get("sample_class"), tuple(v.get("columns", ())))
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
