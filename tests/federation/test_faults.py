@@ -211,7 +211,7 @@ def test_a_key_that_is_taken_back(federation, tmp_path, capsys):
     with intruder(federation, store=tmp_path / "leaving", key=key) as running:
         federation.launcher.await_site(running, PATIENCE)
         assert door.dismiss(str(key.public)) == node
-        with pytest.raises(NotLetIn, match="its operator has taken it back"):
+        with pytest.raises(NotLetIn, match="has taken this site's key back"):
             watch(federation.launcher, running, Approvals(tmp_path / "leaving"))
     with pytest.raises(ConfigError, match="was taken back, and Flower admits a key once"):
         door.admit(key.public)

@@ -36,9 +36,10 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
     console.print(f"Logs: {running.node.log}, {running.starter.log}", soft_wrap=True)
     seen, away = {"node": 0, "link": len(running.node.said()), "app": 0}, False
     while True:
-        if running.node.process.poll() == 0:           # Flower ends it so, and no other way, when its key is not known any more
-            raise NotLetIn(f"The server {link.address} does not know this site's key any more: its operator has taken it back. A key that "
-                           "was taken back is not admitted again; the site needs a new one.")
+        if running.node.process.poll() == 0:           # Flower ends it so when its key was taken back, and when it is told to stop
+            raise NotLetIn(f"The SuperNode ended: the operator of the server {link.address} has taken this site's key back, or somebody "
+                           "stopped the process on this machine. Ask; a key that was taken back is not admitted again, the site needs "
+                           "a new one. Otherwise start the site again.")
         launcher.check()
         said = running.node.said()
         for found in _ROUND.finditer(said, seen["node"]):
