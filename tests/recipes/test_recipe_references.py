@@ -125,9 +125,9 @@ def test_how_numbers_are_computed_is_said_and_is_no_change(tiny, tmp_path):
 
     label, text = said(layout="channels_last")
     assert label == ""
-    assert "Computed with layout=channels_last, which is no setting of the recipe: sums may run in another order." in text
+    assert "Computed with layout=channels_last: not what is computed but how, so sums may run in another order." in text
     for carried_out in ({"engine": "sequential"}, {"device": "cpu"}, {"track": "tensorboard"}, {"store": "disk"}):
         assert said(**carried_out)[0] == ""
     label, text = said(layout="channels_last", precision="bfloat16")
     assert label == "CHANGED: precision=bfloat16, so these are not the table's numbers"
-    assert "Computed with layout=channels_last," in text
+    assert "Computed with layout=channels_last:" in text

@@ -134,7 +134,7 @@ class Outcome:
     def notes(self, chosen: Sequence[Entry]) -> list[str]:
         out = [self.label + "."] if self.label else []
         how = _settings("Computed with ", [(name, value) for name, value in self.changed if name in HOW])
-        out += [f"{how}, which is no setting of the recipe: sums may run in another order."] if how else []
+        out += [f"{how}: not what is computed but how, so sums may run in another order."] if how else []
         units = {e.cell.unit for e in chosen}
         out.append(("Values in %; " if units == {"%"} else "Values in % where the paper has them so; " if "%" in units else "")
                    + "ours: mean ± standard deviation over seeds; difference: ours − paper. \"ours\" under paper: not in the paper.")
