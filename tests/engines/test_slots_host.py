@@ -18,9 +18,10 @@ from consilience.core.client import ClientView, LocalWork
 from consilience.core.part import Part
 from consilience.engines import slots
 from consilience.engines._shortage import out_of_memory
+from consilience.engines._sides import SIDES
 from consilience.engines.devices import Devices
 from consilience.engines.sequential import Sequential
-from consilience.engines.slots import SIDES, Slots
+from consilience.engines.slots import Slots
 from consilience.errors import ConfigError
 from consilience.metrics.accuracy import score_global, score_personal
 from consilience.parts import PARTS

@@ -27,10 +27,10 @@ from ..core.part import Phase
 from ..core.slot import Slot
 from ..core.step import Program
 from ._shortage import out_of_memory, too_little
+from ._sides import Sides
 
 MOST_SLOTS = 20
 BLOCKS = (8, 4, 1)  # steps in a graph; a schedule is cut into the largest that fit
-SIDES = 4           # streams for what clients are asked outside training
 TURN = 4            # graphs a slot launches before the next slot has its turn
 WARM_UP = 2         # eager steps before a capture
 _CAPTURING = threading.Lock()      # of all engines of the process: collection, which must rest meanwhile, is theirs in common
@@ -55,8 +55,7 @@ class Slots:
     def __init__(self, program: Program, make_slot: Callable[[Work], Slot], most: int = MOST_SLOTS) -> None:
         self.program, self.make_slot, self.most, self._halvings = program, make_slot, most, most.bit_length()
         self.lanes: dict[str, list[_Lane]] = {}
-        self.sides: list[torch.cuda.Stream] = []
-        self._asking = False                         # clients are being asked on the side streams
+        self.sides = Sides()
         self.captured = True                         # False once a step could not be captured
         self.notes: list[str] = []                   # what the record should say
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -85,16 +84,16 @@ class Slots:
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
         """The task for every client, on a few streams in turn: no client waits for another, and the host for none of them."""
         results: list[Any] | None = None
-        if len(numbers) > 1 and not self._asking:
+        if len(numbers) > 1 and not self.sides.asking:
             try:
-                results = self._ask_all(fed, task, numbers, common, given)
+                results = self.sides.ask(partial(task, fed), numbers, common, given)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
         if results is not None:
             yield from results
             return
-        if len(numbers) > 1 and not self._asking:    # several at once were too many: one by one, and in smaller batches
+        if len(numbers) > 1 and not self.sides.asking:    # several at once were too many: one by one, and in smaller batches
             fed.samples.several = 1
             torch.cuda.synchronize()
             with _CAPTURING:
@@ -108,33 +107,10 @@ class Slots:
             try:
                 return ask()
             except RuntimeError as error:
-                if self._asking or not out_of_memory(error):         # who asks several at once turns to one by one first
+                if self.sides.asking or not out_of_memory(error):         # who asks several at once turns to one by one first
                     raise
                 said = str(error).partition("\n")[0]
             self.make_room(said, before)
-
-    def _ask_all(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> list[Any]:
-        """All answers, before any is handed out: what is freed on a stream is used again there, so nothing of an answer may be
-        freed while its stream still serves other clients.
-        """
-        main = torch.cuda.current_stream()
-        while len(self.sides) < min(SIDES, len(numbers)):
-            self.sides.append(torch.cuda.Stream())
-        begun = main.record_event()
-        for stream in self.sides:
-            stream.wait_event(begun)
-        self._asking = True
-        try:
-            answers = []
-            for place, (number, own) in enumerate(zip(numbers, given)):
-                torch.cuda.set_stream(self.sides[place % len(self.sides)])
-                answers.append(task(fed, number, common, own))
-            return answers
-        finally:
-            self._asking = False
-            torch.cuda.set_stream(main)
-            for stream in self.sides:
-                main.wait_stream(stream)
 
     def _work_off(self, queue: list[Work], results: dict[int, Any]) -> None:
         """All works that have no result yet pass through the slots, the longest first."""
@@ -184,7 +160,7 @@ class Slots:
         lanes = self.lanes.setdefault(work.kind, [])
         while len(lanes) < min(self.most, clients):
             lanes.append(_Lane(self.make_slot(work), torch.cuda.Stream(), torch.cuda.graph_pool_handle()))
-        done = [stream.record_event() for stream in {main, *(self.sides if self._asking else ())}]
+        done = [stream.record_event() for stream in {main, *(self.sides.streams if self.sides.asking else ())}]
         for lane in lanes:
             for event in done:
                 lane.stream.wait_event(event)
