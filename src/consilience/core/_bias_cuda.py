@@ -1,6 +1,6 @@
 """What follows a convolution, its bias, a ReLU and 2×2 pooling, as one CUDA kernel forward and one or two backward.
 
-PyTorch launches three forward and five backward, and sums the bias's gradient slowly: in VGG11 these took a third of a step. The
+PyTorch launches three forward and four backward, and sums the bias's gradient slowly: in VGG11 these took a third of a step. The
 convolution itself stays with cuDNN. Maps are float32 or bfloat16, rounded where PyTorch rounds them, so forward the numbers are its own. A
 program owns some channels and some positions; where programs share a channel they leave partial sums, which the second kernel adds in a
 fixed order.
