@@ -126,8 +126,10 @@ def main() -> None:
     for name in [n for n in given.work if n != "none"]:
         w = WORK[name]
         bare = plain(w, 1, given.epochs)
-        kinds = {"float32": {}} if name == "cnn" else {"float32": {}, "channels_last": {"layout": "channels_last"},
-                                                       "bf16 + channels_last": {"precision": "bfloat16", "layout": "channels_last"}}
+        kinds: dict[str, dict] = {"float32": {"layout": "contiguous"}}
+        if name != "cnn":
+            turned = {"layout": "channels_last"}
+            kinds |= {"channels_last": turned, "bf16 + channels_last": {**turned, "precision": "bfloat16"}}
         out[name] = {"plain": round(bare)}
         for kind, policy in kinds.items():
             rates = product(w, given.rounds, epochs=given.epochs, **policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -33,11 +34,12 @@ def write_run(top: Path, method: str = "fedavg", seed: int = 0, rounds: int = 5,
     """One run whose accuracy rises to `level`."""
     config = RunConfig.make({"method": method, "data": "digits", "split": split, "clients": clients, "seed": seed, "rounds": rounds,
                              **settings})
+    settled = dataclasses.replace(config.policy, weights="samples", layout="contiguous")
     known, own = _about(split, clients, seed)
     names = names or own
     path = top / (folder or f"{re.sub('[^a-z]', '-', method)}-seed{seed}-{config.digest()}")
     path.mkdir(parents=True)
-    stored = {"method": method, "config": {**config.portable(), "weights": "samples"}, "data": {**known, **(about or {})},
+    stored = {"method": method, "config": config.settled(settled), "data": {**known, **(about or {})},
               "places": {"data_dir": None}}
     (path / "config.json").write_text(json.dumps(stored))
     environment = {"python": "3.11",

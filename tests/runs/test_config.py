@@ -24,7 +24,8 @@ def test_the_same_run_has_the_same_folder_however_it_is_typed():
 
 def test_different_runs_have_different_folders():
     names = [folder("fedavg"), folder("fedavg", seed=1), folder("fedavg", rounds=3), folder("fedprox(mu=0.1)"), folder("fedprox(mu=0.2)"),
-             folder("dbe"), folder("dbe", {"dbe.kappa": 5}), folder("dbe", {"dbe.mu": 0.5}), folder("fedavg", data="synthetic")]
+             folder("dbe"), folder("dbe", {"dbe.kappa": 5}), folder("dbe", {"dbe.mu": 0.5}), folder("fedavg", data="synthetic"),
+             folder("fedavg", layout="contiguous"), folder("fedavg", layout="channels_last")]
     assert len(set(names)) == len(names)
 
 

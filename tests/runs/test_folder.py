@@ -92,6 +92,23 @@ def test_equal_runs_are_equal_bytes(trained, tiny, tmp_path):
     assert len(models(tmp_path / "b")) == 2 * (1 + 4)
 
 
+def test_a_run_keeps_the_memory_layout_it_was_begun_with(tmp_path, tiny, monkeypatch):
+    """As when it was begun on a GPU, whose choice differs, and goes on without one."""
+    whole = consilience.run("scaffold", out=tmp_path / "whole", **{**tiny, "layout": "channels_last", "rounds": 3})
+    monkeypatch.setattr(folders, "CHECKPOINT_SHARE", float("inf"))
+    with monkeypatch.context() as patch:
+        crash_after(patch, 1)
+        with pytest.raises(Stop):
+            consilience.run("scaffold", out=tmp_path / "r", **{**tiny, "layout": "channels_last", "rounds": 3})
+    gone_on = consilience.run("scaffold", out=tmp_path / "r", **{**tiny, "rounds": 3})
+    assert gone_on.config["layout"] == gone_on.federation.policy.layout == "channels_last"
+    assert models(tmp_path / "r") == models(tmp_path / "whole")
+    assert whole.config == gone_on.config
+    with pytest.raises(ConfigError, match="holds a run with layout = 'channels_last', not 'contiguous'"):
+        consilience.run("scaffold", out=tmp_path / "r", **{**tiny, "layout": "contiguous", "rounds": 3})
+    assert consilience.run("scaffold", out=tmp_path / "r", again=True, **{**tiny, "rounds": 3}).config["layout"] == "contiguous"
+
+
 def test_a_run_goes_on_to_the_same_end(interrupted):
     folder, whole, go_on = interrupted
     assert [r["round"] for r in records(folder)] == [0, 1, 2, 3]

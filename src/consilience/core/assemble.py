@@ -48,9 +48,7 @@ def _travels(key: str, spec: Spec, method: Method) -> bool:
 def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, population: Population, device: torch.device,
              clients: int) -> Assembled:
     """Build the program of a method on a model. `clients` is the number that train (1 when data are pooled)."""
-    rows = population.table.rows[:2]
-    x, _ = population.transform(population.x[rows].to(device), population.y[rows].to(device), None)
-    x = torch.cat([x, x])[:2]                                    # two samples, for normalisation in the probe
+    x = population.glimpse(device)
     proxy = None
     if population.proxy is not None:
         nobodys = population.y[:1].expand(len(population.proxy), *population.y.shape[1:])      # labels, which the transform asks for

@@ -18,6 +18,7 @@ from .declared import fresh_tensors, initial, moving_keys, still
 from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
+from .memory_layout import settle_layout
 from .method import Method
 from .network import Trace
 from .part import Model, Part
@@ -38,12 +39,13 @@ class Federation:
 
     def __init__(self, module: nn.Module, layout: Layout, method: Method, population: Population, policy: Policy,
                  engine: EngineFactory, device: str | torch.device = "cpu", store: StoreFactory = MemoryStore) -> None:
-        self.made_of = module, layout, method, population, policy          # enough to build a twin in another process
-        self.method, self.policy, self.population = method, method.resolve(policy), population
-        self.device = torch.device(device)
+        self.method, self.population, self.device = method, population, torch.device(device)
         self.pooled = any(p.pools for p in method.parts)
         if not len(population.table.rows):
             raise DataError("No client has any training sample.")
+        policy = settle_layout(policy, module, population, self.device)
+        self.made_of = module, layout, method, population, policy          # enough to build a twin in another process
+        self.policy = method.resolve(policy)
         held = max([p.reserve for p in method.parts], default=0.0)
         self.samples = Samples(population, self.policy, self.pooled, held, self.device)
         self.size = len(self.samples)

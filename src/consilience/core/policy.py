@@ -35,7 +35,8 @@ class Policy:
     dropout: float = option(0.0, "chance that a selected client fails before it uploads", low=0.0, below=1.0)
     precision: str = option("float32", "arithmetic of forward and backward passes; weights are float32 in any case",
                             choices=("float32", "bfloat16"))
-    layout: str = option("contiguous", "memory layout of images and convolutions", choices=("contiguous", "channels_last"))
+    layout: str = option("auto", "memory layout of images and convolutions; auto: channels_last on a GPU for models with wide "
+                                 "convolutions, else contiguous", choices=("auto", "contiguous", "channels_last"))
     eval_batch: int = option(256, "samples scored at once", low=1)
     seed: int = option(0, "every random draw of the run is keyed by it", low=0, high=2**63 - 1)
 

@@ -92,3 +92,9 @@ class Population:
     def table(self) -> RowTable:
         assert isinstance(self.rows, RowTable)
         return self.rows
+
+    def glimpse(self, device: torch.device) -> Tensor:
+        """What a model receives, two samples of it: as many as normalisation needs."""
+        rows = self.table.rows[:2]
+        x, _ = self.transform(self.x[rows].to(device), self.y[rows].to(device), None)
+        return torch.cat([x, x])[:2]

@@ -69,6 +69,7 @@ class _RunOnly:
 
 _POLICY = {f.name for f in dataclasses.fields(Policy)}
 _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
+SETTLED = ("weights", "layout")             # may be "auto" in a configuration; a run is kept with what came of it
 # differ between machines without changing a result
 _PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
 
@@ -119,11 +120,23 @@ class RunConfig:
         stack = self.stack()
         return {k: v for k, v in self.flat().items() if k not in _PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
 
+    def settled(self, policy: Policy) -> dict[str, Any]:
+        """The same with every "auto" that the method, the model and the device have settled since."""
+        return self.portable() | {name: getattr(policy, name) for name in SETTLED}
+
+    def agrees(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a run that was kept with these settings is what this configuration says."""
+        mine = json.loads(json.dumps(self.portable(), default=list))
+        return all(stored.get(k) == v or (k in SETTLED and v == "auto") for k, v in mine.items())
+
     def digest(self) -> str:
         """A short hash of what decides the result, code of the user's own included."""
         from .outside import code_of
         code = code_of(self)
-        text = json.dumps(self.portable() | ({"code": code} if code else {}), sort_keys=True, default=list)
+        portable = self.portable()
+        # folders made before layout=auto keep their names: what is auto now was contiguous, by default and never by choice
+        portable["layout"] = {"auto": "contiguous", "contiguous": "contiguous, asked for"}.get(portable["layout"], portable["layout"])
+        text = json.dumps(portable | ({"code": code} if code else {}), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -67,7 +67,7 @@ def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: st
         "task": run.data.task, "class_names": run.about.get("class_names") or [], "transform": run.about.get("transform"),
         "state": {"file": to.name, "strict": not replaced, "replaced_by_the_method": replaced, "left_out": left_out},
         "personal": {"file": beside.name, "tensors": {k: list(t.shape) for k, t in personal.items()}} if personal else None,
-        "clients": run.federation.size, "config": {**run.config.portable(), "weights": run.federation.policy.weights}}
+        "clients": run.federation.size, "config": run.config.settled(run.federation.policy)}
     card["load"] = _how_to_load(card, to)
     card = json.loads(json.dumps(card))              # as it will be read
     write_tensors(to, state)

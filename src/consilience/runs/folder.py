@@ -103,6 +103,13 @@ class RunFolder:
             self._last = time.monotonic()
         return not self.done
 
+    def keep_layout(self, config: RunConfig) -> RunConfig:
+        """A run that was begun goes on with the memory layout it has, also on a machine that would choose another."""
+        known = self.path / "config.json"
+        if config.policy.layout != "auto" or self.again or not known.is_file() or not self._begun():
+            return config
+        return config.replace(layout=read_json(known)["config"].get("layout", "auto"))
+
     def _begun(self) -> bool:
         """Whether there is anything to go on from. A run that stopped before its first round must not block the next try."""
         records = self.path / "records.jsonl"

@@ -300,7 +300,7 @@ def read_finished(job: Job) -> dict[str, Any] | None:
     path = Path(job.folder)
     try:
         stored, done = read_json(path / "config.json"), read_json(path / "done")
-        if not _same(stored["config"], job.config) or stored.get("code", {}) != code_of(job.config):
+        if not job.config.agrees(stored["config"]) or stored.get("code", {}) != code_of(job.config):
             return None                                     # running it will say what differs
         if _newer_files(job.config, (path / "done").stat().st_mtime):
             return None                                     # reading the data will tell whether they are still the same
@@ -321,9 +321,3 @@ def _newer_files(config: RunConfig, since: float) -> bool:
     place = next((p for p in places if p.exists()), None)
     files = [] if place is None else [place, *place.rglob("*")] if place.is_dir() else [place]
     return any(file.stat().st_mtime > since for file in files)
-
-
-def _same(stored: dict[str, Any], config: RunConfig) -> bool:
-    """Weights are stored as the method settled them."""
-    mine = json.loads(json.dumps(config.portable(), default=list))
-    return all(stored.get(k) == v for k, v in mine.items() if k != "weights")

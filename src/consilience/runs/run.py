@@ -107,12 +107,14 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
     from .measure import check_measures  # measures read runs, and so import this module
     from .trackers import make_trackers
     data = data or load_data(config)
+    folder = RunFolder(out, again=again, spare=config.run.checkpoint_seconds) if out is not None else None
+    if folder is not None:
+        config = folder.keep_layout(config)
     fed = build_federation(config, data)
     check_measures(fed, data, config.run.measure)
-    result = Result({**config.portable(), "weights": fed.policy.weights}, config.stack().canonical,
+    result = Result(config.settled(fed.policy), config.stack().canonical,
                     {**data.description, "name": data.name, "classes": data.classes, "clients": data.population,
                      "hash": data.split_hash()}, [], fed, data.table.names)
-    folder = RunFolder(out, again=again, spare=config.run.checkpoint_seconds) if out is not None else None
     if config.run.track and folder is None:
         raise ConfigError("The 'track' option of the run needs a folder for what it writes: give `out`.")
     with make_trackers(config.run.track, folder.path if folder else Path(), result.config, also=listener or Listener()) as ear:

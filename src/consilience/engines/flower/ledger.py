@@ -81,7 +81,7 @@ class Ledger:
         data = {"name": "federation", "classes": a.classes, "clients": a.sites, "names": roster.names, "class_names": list(a.class_names),
                 "transform": self.settings.make_transform().text, "hash": _hash({"sites": sizes, "sample": list(a.sample)})[:16]}
         write_json(self.path / "config.json", {"method": stack.canonical, "data": data, "places": {},
-                                               "config": {**self.settings.run.portable(), "weights": fed.policy.weights}})
+                                               "config": self.settings.run.settled(fed.policy)})
         write_json(self.path / "environment.json", describe_environment(fed.device) | {"engine": "flower"})
 
     def secret(self) -> bytes:
