@@ -13,7 +13,7 @@ import torch
 
 from consilience import rng
 from consilience.core.step_view import Unfolded
-from consilience.parts import _ffa_cuda
+from consilience.parts import _ffa_cuda, _ffa_large_cuda
 from consilience.parts.ffa import Ffa
 
 pytestmark = pytest.mark.gpu
@@ -28,37 +28,74 @@ def _needs_cuda() -> None:
         pytest.skip("Triton is not installed")
 
 
+# what a map of 10 samples, 6 channels and 20 positions takes: one kernel; three; three whose programs have 16 positions of a channel at a
+# time, or 8 of two where the channels lie side by side
+WAYS = {"one kernel": {}, "three": {"LARGEST": 0}, "three, in pieces": {"LARGEST": 0, "TILE": 16, "SIDE": 2}}
+
+
+SHARING = ["per_channel", "scalar", "direct", "none", "random"]
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("sharing", ["per_channel", "scalar", "direct", "none", "random"])
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_kernels_equal_tensor_operations(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, sharing: str,
+@pytest.mark.parametrize(("way", "sharing", "unbiased"), [*(("one kernel", s, u) for s in SHARING for u in (True, False)),
+                                                          *(("three", s, s != "none") for s in SHARING),
+                                                          ("three, in pieces", "per_channel", True)])
+def test_kernels_equal_tensor_operations(monkeypatch: pytest.MonkeyPatch, way: str, layout: torch.memory_format, sharing: str,
                                          unbiased: bool) -> None:
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(_ffa_cuda if name == "LARGEST" else _ffa_large_cuda, name, value)
     coins = set()
     for seed in range(6):
-        draw = lambda name, *shape, s=seed: rng.uniform(rng.key(s, name), shape).to(DEVICE)
-        x = (rng.normal(rng.key(seed, "x"), (10, 6, 5, 4)) * 2 + 1).to(DEVICE).contiguous(memory_format=layout).requires_grad_()
-        slot_key, counter = rng.key(seed, "slot").to(DEVICE), torch.tensor([seed % 3]).to(DEVICE)
-        number = rng.number("batch", "ffa", "q")
-        step_key = rng.fold(slot_key, counter[0])
-        key = rng.fold(step_key, number)
-        unfolded = Unfolded(slot_key, counter, number) if seed % 2 else Unfolded(step_key, None, number)      # the same key
-        view = SimpleNamespace(train=True, key=lambda _, k=key: k, unfolded=lambda _, u=unfolded: u,
-                               shared={"variance": {"q": {"mean": draw("a", 6), "std": draw("b", 6)}}},
-                               scratch={"stats": {"q": {"mean": draw("c", 6), "std": draw("d", 6)}}, "left": {"q": draw("e")}})
-        seen = []
-        for fused in (False, True):
-            monkeypatch.setattr(_ffa_cuda, "usable", lambda _, yes=fused: yes)
-            y, notes = Ffa(p=0.5, sharing=sharing, unbiased=unbiased).tap(view, "q", x)      # type: ignore[arg-type]
-            (grad,) = torch.autograd.grad((y * draw("w", *x.shape)).sum(), x)
-            seen.append((y.detach(), grad, *notes["stats"].values(), notes["left"]))
-        for ours, theirs in zip(*seen):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-        coins.add(torch.equal(seen[1][0], x.detach()))
+        coins.add(compared(monkeypatch, seed, (10, 6, 5, 4), layout, Ffa(p=0.5, sharing=sharing, unbiased=unbiased)))
     assert coins == {True, False}
 
 
-def test_large_maps_take_the_tensor_operations() -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(2, 70, 4, 3), (2, 1, 60, 100), (3, 33, 4, 1)])
+def test_odd_sizes_in_three_kernels(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, shape: tuple[int, ...]) -> None:
+    """Channels that do not fill the last program's share, one channel, and maps that need several tiles or hardly one."""
+    monkeypatch.setattr(_ffa_cuda, "LARGEST", 0)
+    compared(monkeypatch, 0, shape, layout, Ffa(p=1.0))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (32, 64, 63, 63), (16, 32, 128, 128)])
+def test_sizes_of_the_papers_models(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, shape: tuple[int, ...]) -> None:
+    """The first stage of ResNet-18 on CIFAR-10, of AlexNet on Office-Caltech and of U-Net."""
+    if DEVICE != "cuda":
+        pytest.skip("takes minutes in the interpreter")
+    compared(monkeypatch, 1, shape, layout, Ffa(p=1.0))
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, seed: int, shape: tuple[int, ...], layout: torch.memory_format, part: Ffa) -> bool:
+    """Kernels and tensor operations agree on one map. Returns whether it was left as it is."""
+    draw = lambda name, *size: rng.uniform(rng.key(seed, name), size).to(DEVICE)
+    channels = shape[1]
+    x = (rng.normal(rng.key(seed, "x"), shape) * 2 + 1).to(DEVICE).contiguous(memory_format=layout).requires_grad_()
+    slot_key, counter = rng.key(seed, "slot").to(DEVICE), torch.tensor([seed % 3]).to(DEVICE)
+    number = rng.number("batch", "ffa", "q")
+    step_key = rng.fold(slot_key, counter[0])
+    key = rng.fold(step_key, number)
+    unfolded = Unfolded(slot_key, counter, number) if seed % 2 else Unfolded(step_key, None, number)      # the same key
+    variance, stats = ({"q": {"mean": draw(a, channels), "std": draw(b, channels)}} for a, b in ("ab", "cd"))
+    view = SimpleNamespace(train=True, key=lambda _: key, unfolded=lambda _: unfolded, shared={"variance": variance},
+                           scratch={"stats": stats, "left": {"q": draw("e")}})
+    seen = []
+    for fused in (False, True):
+        monkeypatch.setattr(_ffa_cuda, "usable", lambda _, yes=fused: yes)
+        y, notes = part.tap(view, "q", x)      # type: ignore[arg-type]
+        (grad,) = torch.autograd.grad((y * draw("w", *shape)).sum(), x)
+        seen.append((y.detach(), grad, *notes["stats"].values(), notes["left"]))
+    for ours, theirs in zip(*seen):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    return torch.equal(seen[1][0], x.detach())
+
+
+def test_which_maps_have_kernels() -> None:
+    assert not _ffa_cuda.usable(torch.zeros(10, 4, 28, 28))                     # on a CPU
     if DEVICE != "cuda":
         pytest.skip("no CUDA device")
     assert _ffa_cuda.usable(torch.zeros(10, 4, 28, 28, device="cuda"))
-    assert not _ffa_cuda.usable(torch.zeros(64, 4, 56, 56, device="cuda"))
+    assert _ffa_cuda.usable(torch.zeros(64, 4, 56, 56, device="cuda"))
+    assert not _ffa_cuda.usable(torch.zeros(10, 4, 28, 28, device="cuda", dtype=torch.bfloat16))
+    assert not _ffa_cuda.usable(torch.zeros(5000, 1, 2, 2, device="cuda"))
