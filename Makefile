@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+KERNELS = tests/core/test_stages.py tests/core/test_bias.py tests/core/test_norms.py tests/core/test_loss_cuda.py tests/core/test_record_cuda.py \
+    tests/core/test_usable.py tests/parts/test_ffa_cuda.py tests/parts/test_fused.py
+
 .PHONY: setup demo test test-federation test-kernels lint clean
 
 setup: $(VENV)/.ready
@@ -29,8 +32,8 @@ test-federation: setup
 # Kernels of our own against tensor operations, in Triton's interpreter: no GPU is needed, but Linux, where Triton is to be had.
 test-kernels: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -rs -m 'gpu or not gpu' tests/core/test_stages.py tests/core/test_bias.py tests/core/test_norms.py tests/core/test_loss_cuda.py \
-	    tests/core/test_record_cuda.py tests/core/test_usable.py tests/parts/test_ffa_cuda.py tests/parts/test_fused.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -rs -m 'gpu or not gpu' $(KERNELS)
+	COMPILE_KERNELS_FOR=80,90 PYTHONPATH=tests $(BIN)/python -m pytest -n auto -p kernels_compiled -m 'gpu or not gpu' $(KERNELS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_device import DEVICE, INTERPRETED, needs_cuda, needs_kernels
 
 from consilience import rng
 from consilience.core import _loss_cuda, task
+from kernel_device import DEVICE, ON_HOST, needs_cuda, needs_kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def _kernels() -> None:
 
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The task's; in the interpreter the kernel itself, since the task looks at the device."""
-    if INTERPRETED:
+    if ON_HOST:
         return _loss_cuda.CrossEntropy.apply(logits, target)
     assert _loss_cuda.usable(logits, target)
     return task.cross_entropy(logits, target)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_device import DEVICE, INTERPRETED, needs_cuda, needs_kernels
 from listening import LISTEN
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from consilience.core.network import Network, staged
 from consilience.core.norms import norm_relu, relu_norm
 from consilience.core.stages import Chain, compute_together
 from consilience.models import make
+from kernel_device import DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
 
 HALF = 2.0**-7 if INTERPRETED else 2.0**-8              # one rounding to bfloat16; the interpreter cuts off
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -279,7 +279,7 @@ def test_a_frozen_norm_scores_and_leaves_its_statistics() -> None:
     x, before = normal((5, 6, 3, 3), "x", device=DEVICE), {k: v.clone() for k, v in norm.state_dict().items()}
     near(_norms_cuda.norm_relu(norm, x, None, True), F.relu(exact(x.double())), 1e-5, "scored")
     assert all(torch.equal(v, norm.state_dict()[k]) for k, v in before.items())
-    if not INTERPRETED:                             # the choice looks at the device
+    if not ON_HOST:                                 # the choice looks at the device
         assert _norms_cuda.usable(norm, x, None)
     assert not _norms_cuda.usable(norm, x.clone().requires_grad_(), None)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_device import DEVICE, INTERPRETED, needs_kernels
 
 from consilience.core import _record_cuda
 from consilience.core._record_cuda import record
+from kernel_device import DEVICE, ON_HOST, needs_kernels
 
 
 @pytest.mark.parametrize("kernel", [False, pytest.param(True, marks=pytest.mark.gpu)])
@@ -18,7 +18,7 @@ def test_losses_are_noted_in_their_order(kernel: bool) -> None:
     losses, counter = torch.zeros(5, device=device), torch.tensor([1], device=device)
     for value in (0.5, 1.5, 2.5):
         loss = torch.tensor(value, device=device)
-        if kernel and INTERPRETED:                  # `record` looks at the device
+        if kernel and ON_HOST:                      # `record` looks at the device
             _record_cuda._kernel[(1,)](loss, losses, counter, num_warps=1)
         else:
             record(loss, losses, counter)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_device import DEVICE, INTERPRETED, needs_kernels
 from listening import LISTEN
 from torch import Tensor, nn
 
 from consilience.core import _linear_cuda, _stage_cuda, stages
 from consilience.core.network import Network
+from kernel_device import DEVICE, INTERPRETED, ON_HOST, needs_kernels
 
 on_gpu = pytest.mark.gpu
 
@@ -214,7 +214,7 @@ def test_stage_kernels(kernels: None, shape: tuple[int, ...], bias: bool) -> Non
     torch.manual_seed(0)
     x = torch.randn(n, c, h, w, device=DEVICE, requires_grad=True)
     conv = nn.Conv2d(c, co, side, padding=pad, bias=bias).to(DEVICE)
-    if not INTERPRETED:                             # the choice looks at the device
+    if not ON_HOST:                                 # the choice looks at the device
         assert _stage_cuda.usable(x, conv)
         assert not _stage_cuda.usable(x[:1].expand(257, -1, -1, -1).contiguous(), conv)
     leaves = [x, *conv.parameters()]

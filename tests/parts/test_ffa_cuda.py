@@ -5,7 +5,6 @@ They need a CUDA device, or Triton's interpreter: `make test-kernels`.
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -15,17 +14,14 @@ from consilience import rng
 from consilience.core.step_view import Unfolded
 from consilience.parts import _ffa_cuda, _ffa_large_cuda
 from consilience.parts.ffa import Ffa
+from kernel_device import DEVICE, INTERPRETED, needs_kernels
 
 pytestmark = pytest.mark.gpu
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 @pytest.fixture(autouse=True)
-def _needs_cuda() -> None:
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    if _ffa_cuda.triton is None:
-        pytest.skip("Triton is not installed")
+def _kernels() -> None:
+    needs_kernels()
 
 
 # what a map of 10 samples, 6 channels and 20 positions takes: one kernel; three; three whose programs have 16 positions of a channel at a
@@ -62,7 +58,7 @@ def test_odd_sizes_in_three_kernels(monkeypatch: pytest.MonkeyPatch, layout: tor
 @pytest.mark.parametrize("shape", [(64, 64, 32, 32), (32, 64, 63, 63), (16, 32, 128, 128)])
 def test_sizes_of_the_papers_models(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, shape: tuple[int, ...]) -> None:
     """The first stage of ResNet-18 on CIFAR-10, of AlexNet on Office-Caltech and of U-Net."""
-    if DEVICE != "cuda":
+    if INTERPRETED:
         pytest.skip("takes minutes in the interpreter")
     compared(monkeypatch, 1, shape, layout, Ffa(p=1.0))
 

@@ -5,7 +5,6 @@ On a GPU by tests marked so; elsewhere through Triton's interpreter, where Trito
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from consilience.parts.moon import Moon
 from consilience.parts.mr import Mr
 from consilience.parts.prbm import Prbm
 from consilience.testing import largest_difference, run_tiny
+from kernel_device import ON_HOST
 
 Make = Callable[..., Tensor]
 
@@ -33,7 +33,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Where kernels run: on a GPU, or interpreted on the CPU."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    if request.param == "cpu" and (_fused.triton is None or os.environ.get("TRITON_INTERPRET") != "1"):
+    if request.param == "cpu" and (_fused.triton is None or not ON_HOST):
         pytest.skip("needs Triton and TRITON_INTERPRET=1")
     monkeypatch.setattr(_fused, "DEVICE", request.param)
     return str(request.param)
