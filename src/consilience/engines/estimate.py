@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..core.client import LocalWork
 from ..core.federation import Federation
 from ..core.store import MemoryStore, StoreFactory
 from ..errors import ConfigError
 from ..memory import file_of, roomy_folder
 from .hardware import available_memory, free_disk
+from .rehearse import who_trains, work_of
 from .store import DiskStore
 
 PROCESS = 300 * 2**20           # a Python process with PyTorch imported
@@ -32,13 +32,14 @@ PROBE_STEPS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes and seconds. Memory is the host's; a GPU's is found out by the slots engine itself."""
+    """Bytes and seconds. Memory is the host's; what a GPU's slots take is measured, and the slots engine makes do with what there is."""
 
     memory: Mapping[str, int] = field(default_factory=dict)       # what for -> bytes
     disk: Mapping[str, int] = field(default_factory=dict)
     steps: float = 0.0                                            # of all clients in a round, on average
     seconds: float | None = None                                  # of a round's training, with all processes
     held: int = 0                                                 # bytes of the memory that are in use already
+    on_gpu: int = 0                                               # bytes of a GPU's memory, samples and slots
 
     @property
     def memory_bytes(self) -> int:
@@ -51,11 +52,12 @@ class Estimate:
     def line(self) -> str:
         """One line for the user."""
         when = "" if self.seconds is None else f", about {_span(self.seconds)} of training a round"
-        return f"needs about {_bytes(self.memory_bytes)} of memory, {_bytes(self.disk_bytes)} of disk{when}"
+        there = f"{_bytes(self.on_gpu)} of the GPU's, " if self.on_gpu else ""
+        return f"needs about {_bytes(self.memory_bytes)} of memory, {there}{_bytes(self.disk_bytes)} of disk{when}"
 
     def record(self) -> dict[str, object]:
-        return {"memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes, "seconds_per_round": self.seconds,
-                "steps_per_round": self.steps}
+        return {"memory_bytes": self.memory_bytes, "gpu_bytes": self.on_gpu, "disk_bytes": self.disk_bytes,
+                "seconds_per_round": self.seconds, "steps_per_round": self.steps}
 
 
 def steps_per_round(fed: Federation) -> float:
@@ -74,10 +76,7 @@ def steps_per_round(fed: Federation) -> float:
 
 def time_client(fed: Federation) -> tuple[float, float]:
     """Seconds of one step on one thread, and of all else that a client's visit takes: state in, state out."""
-    number = next(i for i in range(fed.size) if fed.samples.schedule(i, fed.phases))
-    with torch.no_grad():
-        work = LocalWork(fed, number, fed.client(number), [number],
-                         {p.name: p.deliver(fed.serve(p, "deliver", [number]), number) for p in fed.method.using("deliver")})
+    work = work_of(fed, next(who_trains(fed)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -133,7 +132,7 @@ def states_bytes(fed: Federation, rounds: int) -> int:
 
 
 def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool = False, twins: int = 0, kept: bool = False,
-             step_seconds: float | None = None, visit_seconds: float = 0.0) -> Estimate:
+             step_seconds: float | None = None, visit_seconds: float = 0.0, on_gpu: int = 0) -> Estimate:
     """For a federation as it stands, before its first round. `workers`: the processes are on this machine. `twins`: devices that share
     the clients; on a CPU they share the samples too. `kept`: the run has a folder. Visits count in full, for the training process
     takes part in each.
@@ -162,7 +161,17 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
         disk["models"] = 2 * (model + min(fed.size, visits(fed, rounds)) * own)
     steps = steps_per_round(fed)
     seconds = None if step_seconds is None else steps * step_seconds / min(max(processes, twins), cohort) + cohort * visit_seconds
-    return Estimate(memory, disk, steps, seconds, PROCESS + data)
+    return Estimate(memory, disk, steps, seconds, PROCESS + data, on_gpu)
+
+
+def refuse_samples_without_room(x: Tensor, y: Tensor, device: torch.device) -> None:
+    """A ConfigError with advice where a GPU cannot hold the samples, which lie there from the first round to the last."""
+    if device.type != "cuda":
+        return
+    need, free = sum(t.numel() * t.element_size() for t in (x, y)), torch.cuda.mem_get_info(device)[0]
+    if need > free:
+        raise ConfigError(f"The samples take {_bytes(need)} and the GPU has {_bytes(free)} free. Use a part of them, a GPU with more "
+                          "memory, or device=cpu, where map_data=true reads them from a file as they are needed.")
 
 
 def refuse_what_cannot_fit(needs: Estimate, folder: Path | None = None) -> None:

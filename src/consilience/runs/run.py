@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from ..data import FederatedData, load
 from ..engines import Sequential
 from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
-from ..engines.estimate import estimate, refuse_what_cannot_fit, steps_per_round, time_client
+from ..engines.estimate import estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
+from ..engines.rehearse import rehearse
 from ..errors import ConfigError
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
@@ -82,8 +84,9 @@ def build_federation(config: RunConfig, data: FederatedData) -> Federation:
     proxy = load(config.run.proxy, "iid", 1, data_dir=config.run.data_dir).x if config.run.proxy else None
     population = Population(data.x, data.y, data.table.train, data.classes, data.transform, data.table.names, proxy,
                             task_named(data.task))
-    built = build_model(config, data)
-    return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, devices_of(config)[0])
+    built, device = build_model(config, data), devices_of(config)[0]
+    refuse_samples_without_room(population.x, population.y, device)
+    return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, device)
 
 
 def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: str | Path | None = None,
@@ -136,13 +139,17 @@ def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listen
     left = config.run.rounds - fed.round_number
     choice = choose(config.run.engine, fed, None if step is None else step * steps_per_round(fed) * left, cores=cores,
                     devices=devices_of(config), cluster=config.run.ray, any_device=config.run.device == "auto")
-    needs = estimate(fed, config.run.rounds, processes=choice.processes, workers=choice.starts_processes, twins=choice.twins,
-                     kept=folder is not None, step_seconds=step, visit_seconds=visit)
+    ask = partial(estimate, fed, config.run.rounds, processes=choice.processes, workers=choice.starts_processes, twins=choice.twins,
+                  kept=folder is not None)
+    needs = ask(step_seconds=step, visit_seconds=visit)
     refuse_what_cannot_fit(needs, folder.path if folder else None)
-    listener.noted(f"{choice.name} engine ({choice.why}); {needs.line()}")
     choice.settle(fed)
-    memory.trim()
     try:
+        if choice.name == "slots" and not choice.devices and left > 0:
+            seen = rehearse(fed)
+            needs = ask(step_seconds=seen.step, visit_seconds=seen.visit, on_gpu=seen.memory)
+        listener.noted(f"{choice.name} engine ({choice.why}); {needs.line()}")
+        memory.trim()
         yield choice
     finally:
         getattr(fed.engine, "close", lambda: None)()
