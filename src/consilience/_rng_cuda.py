@@ -76,7 +76,7 @@ def fold(key: Tensor, number: int | Tensor, constants: tuple[int, int, int]) -> 
     golden, mix_1, mix_2 = constants
     out = torch.empty_like(key)
     on_device = isinstance(number, Tensor)
-    with torch.cuda.device(key.device):
+    with torch.cuda.device_of(key):
         _fold_kernel[(1,)](key, number if on_device else key, out, 0 if on_device else number, golden, mix_1, mix_2, on_device)
     return out
 
@@ -87,6 +87,6 @@ def draw(key: Tensor, n: int, uniform: bool, constants: tuple[int, int, int]) ->
     out = torch.empty((*key.shape, n), dtype=torch.float32 if uniform else torch.int64, device=key.device)
     if out.numel():
         grid: Any = ((n + BLOCK - 1) // BLOCK, key.numel())
-        with torch.cuda.device(key.device):
+        with torch.cuda.device_of(key):
             _bits_kernel[grid](key, out, n, golden, mix_1, mix_2, uniform, BLOCK)
     return out
