@@ -33,6 +33,7 @@ _LIST = (
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
+    Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),
     Preset("fedbn", ("bn",), "Normalisation layers stay on the clients."),
     Preset("groupdro", ("dro",), "Clients with higher loss weigh more."),
