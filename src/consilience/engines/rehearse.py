@@ -87,8 +87,9 @@ def _pass(fed: Federation, works: list[LocalWork], steps: int) -> tuple[float, i
     first = [_Beginning(w, steps) for w in works]
     _wait(fed)
     start = time.perf_counter()
-    for _ in fed.engine.run(first):
-        pass
+    with torch.enable_grad():
+        for _ in fed.engine.run(first):
+            pass
     _wait(fed)
     return time.perf_counter() - start, sum(len(sizes) for w in first for _, sizes in w.schedule)
 
