@@ -40,7 +40,7 @@ def settled(module: nn.Module, device: torch.device, asked: str = "auto", popula
                                                             (128, 2, "channels_last")])
 def test_width_decides(monkeypatch: pytest.MonkeyPatch, channels: int, groups: int, layout: str) -> None:
     """A kernel of a convolution in groups sees channels / groups of them: 64 / 64 = 1, 128 / 2 = 64."""
-    monkeypatch.setattr(memory_layout, "_bears", lambda *given: True)
+    monkeypatch.setattr(memory_layout, "_accepts_turned", lambda *given: True)
     module = nn.Sequential(nn.Conv2d(3, channels, 1), nn.Conv2d(channels, channels, 3, groups=groups))
     assert settled(module, GPU) == layout
     assert settled(module, CPU) == "contiguous"
@@ -52,9 +52,9 @@ def test_width_decides(monkeypatch: pytest.MonkeyPatch, channels: int, groups: i
                                                         ("vgg11", (3, 32, 32), "channels_last"), ("resnet18", (3, 32, 32), "channels_last"),
                                                         ("mnist_cnn", (1, 28, 28), "channels_last")])
 def test_our_models(monkeypatch: pytest.MonkeyPatch, name: str, sample: tuple[int, ...], layout: str) -> None:
-    """As it was measured to be faster for each (docs/performance-gpu.md); they bear it, which is asked on the CPU here."""
-    bears = memory_layout._bears
-    monkeypatch.setattr(memory_layout, "_bears", lambda module, population, device: bears(module, population, CPU))
+    """As it was measured to be faster for each (docs/performance-gpu.md); they accept it, which is asked on the CPU here."""
+    accepts = memory_layout._accepts_turned
+    monkeypatch.setattr(memory_layout, "_accepts_turned", lambda module, population, device: accepts(module, population, CPU))
     module = make(name, sample=sample, classes=10, key=torch.tensor(0)).module
     assert settled(module, GPU, population=samples(*sample)) == layout
 
@@ -62,9 +62,9 @@ def test_our_models(monkeypatch: pytest.MonkeyPatch, name: str, sample: tuple[in
 def test_a_model_that_needs_contiguous_maps_gets_them() -> None:
     module = Viewing()
     before = {k: (v.clone(), v.stride()) for k, v in module.state_dict().items()}
-    assert not memory_layout._bears(module, samples(3, 4, 4), CPU)
-    assert memory_layout._bears(nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten()), samples(3, 4, 4), CPU)
-    assert not memory_layout._bears(nn.Linear(3, 2), samples(3), CPU)           # no maps at all
+    assert not memory_layout._accepts_turned(module, samples(3, 4, 4), CPU)
+    assert memory_layout._accepts_turned(nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten()), samples(3, 4, 4), CPU)
+    assert not memory_layout._accepts_turned(nn.Linear(3, 2), samples(3), CPU)           # no maps at all
     assert module.training
     for k, v in module.state_dict().items():
         assert torch.equal(v, before[k][0]), k

@@ -1,12 +1,11 @@
 """When kernels stand aside: while a model is traced, for maps that are too large, and where a gradient of a gradient is wanted.
 
-The test of a kernel needs a CUDA device, or Triton's interpreter: TRITON_INTERPRET=1 pytest -m gpu tests/core/test_usable.py
+The test of a kernel needs a CUDA device, or Triton's interpreter: `make test-kernels`.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,8 @@ from consilience.core.network import Network
 from consilience.core.task import cross_entropy
 from consilience.errors import ConfigError
 from consilience.parts import _fused
+from kernel_device import DEVICE, needs_kernels
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 MODULES = (_stage_cuda, _bias_cuda, _linear_cuda, _norms_cuda, _groups_cuda, _fused)
 
 
@@ -115,8 +114,7 @@ def test_where_tiles_are_few_each_has_its_own_program(shape: tuple[int, ...]) ->
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_programs_that_score_several_tiles(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format) -> None:
     """As large maps need it, here on a small one: 8,000 positions in at least eight tiles, at most three programs."""
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, and no interpreter")
+    needs_kernels()
     norm = nn.BatchNorm2d(6).to(DEVICE).eval()
     norm.running_mean.copy_(torch.arange(6.0))
     x = rng.normal(rng.key(0, "x"), (5, 6, 40, 40)).to(DEVICE).contiguous(memory_format=layout)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_step import ONE, check_step, features
 
-from consilience.parts.decorr import Decorr, _spoken_twice
+from consilience.parts.decorr import Decorr, _correlation
 from consilience.parts.mixup import Mixup
 from consilience.testing import TinyNet, differences, run_tiny, tiny_federation
 
@@ -21,22 +21,22 @@ def test_by_hand() -> None:
     diagonal and 1/3 beside it. Mean of K² over all four: (2·4/9 + 2·1/9)/4 = 10/36. Beside the diagonal: 1/9, three times that: 1/3.
     """
     z = torch.tensor([[1.0, 1], [2, 3], [3, 2]])
-    assert _spoken_twice(z, "paper").item() == pytest.approx(10 / 36)
-    assert _spoken_twice(z, "official").item() == pytest.approx(1 / 3)
+    assert _correlation(z, "paper").item() == pytest.approx(10 / 36)
+    assert _correlation(z, "official").item() == pytest.approx(1 / 3)
 
 
 def test_dead_dimensions_add_nothing() -> None:
     """With a third column of zeros K has five more zeros: (2·4/9 + 2·1/9)/9, and 3·(2/9)/6 beside the diagonal. Gradients are finite."""
     z = torch.tensor([[1.0, 1, 0], [2, 3, 0], [3, 2, 0]]).requires_grad_()
-    assert _spoken_twice(z, "paper").item() == pytest.approx(10 / 81)
-    value = _spoken_twice(z, "official")
+    assert _correlation(z, "paper").item() == pytest.approx(10 / 81)
+    value = _correlation(z, "official")
     assert value.item() == pytest.approx(1 / 9)
     (grad,) = torch.autograd.grad(value, z)
     assert torch.isfinite(grad).all()
 
 
 def test_one_dimension_has_no_other() -> None:
-    assert _spoken_twice(torch.tensor([[1.0], [2], [4]]), "official").item() == 0.0
+    assert _correlation(torch.tensor([[1.0], [2], [4]]), "official").item() == 0.0
 
 
 @given(st.integers(4, 9), st.integers(2, 6), st.integers(0, 99))
@@ -44,8 +44,8 @@ def test_against_numpy(samples: int, dimensions: int, seed: int) -> None:
     z = np.random.default_rng(seed).normal(size=(samples, dimensions))
     c = np.corrcoef(z.T) * (samples - 1) / samples                              # of deviations over n − 1, then over n
     beside = c[~np.eye(dimensions, dtype=bool)]
-    assert _spoken_twice(torch.tensor(z), "paper").item() == pytest.approx((c**2).mean(), rel=1e-3)
-    assert _spoken_twice(torch.tensor(z), "official").item() == pytest.approx(samples * (beside**2).mean(), rel=1e-3)
+    assert _correlation(torch.tensor(z), "paper").item() == pytest.approx((c**2).mean(), rel=1e-3)
+    assert _correlation(torch.tensor(z), "official").item() == pytest.approx(samples * (beside**2).mean(), rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", ["paper", "official"])

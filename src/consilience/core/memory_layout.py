@@ -21,11 +21,11 @@ def settle_layout(policy: Policy, module: nn.Module, population: Population, dev
     if policy.layout != "auto":
         return policy
     wide = any(isinstance(m, nn.Conv2d) and m.in_channels // m.groups >= WIDE for m in module.modules())
-    turned = device.type == "cuda" and wide and _bears(module, population, device)
-    return replace(policy, layout="channels_last" if turned else "contiguous")
+    last = device.type == "cuda" and wide and _accepts_turned(module, population, device)
+    return replace(policy, layout="channels_last" if last else "contiguous")
 
 
-def _bears(module: nn.Module, population: Population, device: torch.device) -> bool:
+def _accepts_turned(module: nn.Module, population: Population, device: torch.device) -> bool:
     """Whether a model works on such maps. One that calls `view` on them does not."""
     x = population.glimpse(device)
     if x.dim() != 4:

@@ -34,10 +34,10 @@ class Decorr(Part):
 
     def loss(self, v: StepView) -> Any:
         z = v.features
-        return self.beta * _spoken_twice(z, self.scale) if len(z) > 1 else z.new_zeros(())
+        return self.beta * _correlation(z, self.scale) if len(z) > 1 else z.new_zeros(())
 
 
-def _spoken_twice(z: Tensor, scale: str) -> Tensor:
+def _correlation(z: Tensor, scale: str) -> Tensor:
     """How much the dimensions of z, samples × dimensions, repeat each other."""
     samples, dimensions = z.shape
     z = z - z.mean(0)

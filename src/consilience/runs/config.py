@@ -133,10 +133,7 @@ class RunConfig:
         """A short hash of what decides the result, code of the user's own included."""
         from .outside import code_of
         code = code_of(self)
-        portable = self.portable()
-        # folders made before layout=auto keep their names: what is auto now was contiguous, by default and never by choice
-        portable["layout"] = {"auto": "contiguous", "contiguous": "contiguous, asked for"}.get(portable["layout"], portable["layout"])
-        text = json.dumps(portable | ({"code": code} if code else {}), sort_keys=True, default=list)
+        text = json.dumps(self.portable() | ({"code": code} if code else {}), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
