@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_device import DEVICE, INTERPRETED, needs_cuda, needs_kernels
 from listening import LISTEN
 from torch import Tensor, nn
 
 from consilience.core import _bias_cuda, half, stages
 from consilience.core.network import Network
+from kernel_device import DEVICE, INTERPRETED, needs_cuda, needs_kernels
 
 on_gpu = pytest.mark.gpu
 FORMS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
