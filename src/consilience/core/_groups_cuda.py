@@ -3,6 +3,8 @@
 PyTorch launches five forward and seven backward, and two more for that bias, whose gradient it sums slowly: a fifth of a step of FedBR's
 CNN. Here one program serves one group of one sample, whose numbers it holds at once. What each sample adds to the gradients of weight and
 biases is kept, and added up by the second kernel in a fixed order.
+
+Maps come in as float32 or bfloat16 and leave as float32: autocast gives GroupNorm float32, and so do we.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ if triton is not None:
 
     @triton.jit
     def _entered(x, before, place, mask, c, here, BEFORE: tl.constexpr):
-        """What enters the ReLU."""
-        value = tl.load(x + place, mask=mask, other=0.0)
+        """What enters the ReLU, rounded where PyTorch rounds it."""
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
         if BEFORE:
-            value = tl.where(mask, value + tl.load(before + c, mask=here, other=0.0)[None, :], 0.0)
+            value = tl.where(mask, value + tl.load(before + c, mask=here, other=0.0).to(tl.float32)[None, :], 0.0)
+            value = value.to(x.dtype.element_ty).to(tl.float32)
         return value
 
     @triton.jit
@@ -74,8 +77,10 @@ if triton is not None:
         scale, n = tl.load(weight + c, mask=here, other=0.0), D * P * 1.0
         first, second = tl.sum(plain * scale, 0) / n, tl.sum(turned * scale, 0) / n
         out = tl.where(value > 0.0, std * (grad * scale[None, :] - first - unit * second), 0.0)
+        out = out.to(dx.dtype.element_ty)
         tl.store(dx + place, out, mask=mask)
         if BEFORE:
+            out = out.to(tl.float32)
             tl.store(partials + 2 * third + sample * C + c, tl.sum(out, 0), mask=here)
 
     @triton.jit
@@ -91,10 +96,10 @@ if triton is not None:
 
 
 def usable(norm: nn.GroupNorm, x: Tensor) -> bool:
-    """Whether the kernels compute what GroupNorm after a ReLU would. In bfloat16 maps stay with PyTorch, which makes them float32."""
+    """Whether the kernels compute what GroupNorm after a ReLU would: under autocast, where maps are bfloat16."""
     if triton is None or not x.is_cuda or torch.jit.is_tracing():
         return False
-    if x.dtype != torch.float32 or x.dim() != 4 or x.numel() >= 1 << 31 or not len(x):
+    if x.dtype not in (torch.float32, torch.bfloat16) or x.dim() != 4 or x.numel() >= 1 << 31 or not len(x):
         return False
     if norm.weight is None or not (norm.weight.dtype == norm.bias.dtype == torch.float32) or x.shape[1] != norm.num_channels:
         return False
@@ -114,8 +119,8 @@ class _ReluNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
         x = x.contiguous(memory_format=layout(x))
-        y = torch.empty_like(x)
-        means, stds = x.new_empty(len(x), groups), x.new_empty(len(x), groups)
+        y = torch.empty_like(x, dtype=torch.float32)
+        means, stds = weight.new_empty(len(x), groups), weight.new_empty(len(x), groups)
         sizes, how = _geometry(x, groups)
         with torch.cuda.device_of(x):
             _forward[(len(x) * groups,)](x, x if before is None else before, y, weight, bias, means, stds, *sizes, eps,
@@ -131,13 +136,13 @@ class _ReluNorm(torch.autograd.Function):
         b, c = x.shape[:2]
         g, dx = grads[0].contiguous(memory_format=layout(x)), torch.empty_like(x)
         kinds = 2 if before is None else 3
-        partials, sums = x.new_empty(kinds, b, c), x.new_empty(kinds, c)
+        partials, sums = weight.new_empty(kinds, b, c), weight.new_empty(kinds, c)
         sizes, how = _geometry(x, ctx.groups)
         with torch.cuda.device_of(x):
             _backward[(b * ctx.groups,)](g, x, x if before is None else before, dx, weight, means, stds, partials, *sizes, b * c,
                                          BEFORE=before is not None, **how)
             _gather[(-(-c // 16), kinds)](partials, sums, b, c, b * c, BB=64, CC=16)
-        return dx, None if before is None else sums[2], sums[1], sums[0], None, None
+        return dx, None if before is None else sums[2].to(before.dtype), sums[1], sums[0], None, None
 
 
 def relu_norm(norm: nn.GroupNorm, x: Tensor, before: Tensor | None = None) -> Tensor:
