@@ -170,3 +170,26 @@ def test_small_linear_layers_stay_in_float32_on_cpus(monkeypatch: pytest.MonkeyP
     grads = torch.autograd.grad(logits.square().sum(), list(model["params"].values()))
     theirs = torch.autograd.grad(want.square().sum(), list(plain.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(grads, theirs))
+
+
+def test_listening_to_maps_changes_no_number() -> None:
+    """Maps after a shortcut's sum were float32 from the first point on that somebody listened to."""
+    built = make("resnet18(stem='3x3')", sample=(3, 8, 8), classes=4, key=rng.key(0, "m"))
+    x, model = rng.normal(rng.key(0, "x"), (3, 3, 8, 8)), model_of(built.module)
+    stages = built.layout.stages
+    heard, alone = (Network(copy.deepcopy(built.module), points, half=True).forward(model, x) for points in (stages, ()))
+    assert torch.equal(heard.logits, alone.logits)
+    assert {heard.before[point].dtype for point in stages} == {torch.float32}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_taps_make_of_a_map_goes_on_as_it_came(flat: bool) -> None:
+    """1 + 2⁻¹⁰ is 1 in bfloat16. A vector keeps its bits, for a head that computes in float32; a map does not."""
+    module = nn.Sequential(nn.Flatten() if flat else nn.Identity(), nn.Identity())
+    entered: list[Tensor] = []
+    module[1].register_forward_pre_hook(lambda _, given: entered.append(given[0]))
+    network = Network(module, ("0",), half=True)
+    x = torch.ones(2, 1, 2, 2, dtype=torch.bfloat16)
+    trace = network.forward(model_of(module), x, tap=lambda trace, point, seen: seen + 2.0**-10)
+    assert torch.equal(trace.after["0"], torch.full_like(trace.after["0"], 1 + 2.0**-10))
+    assert (entered[0].dtype, entered[0].flatten()[0].item()) == ((torch.float32, 1 + 2.0**-10) if flat else (torch.bfloat16, 1.0))

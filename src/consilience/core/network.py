@@ -157,13 +157,13 @@ class Network:
             return x
         if point in trace.before:
             raise ConfigError(f"The point {point!r} is passed twice in one forward pass; name a module that runs once.")
-        if self.half:
-            x = x.float()                           # parts see float32; the next layer casts again
-        trace.before[point] = x
-        if self._tap is not None:
-            x = self._tap(trace, point, x)
-        trace.after[point] = x
-        return x
+        seen = x.float() if self.half else x        # parts see float32
+        trace.before[point] = seen
+        after = seen if self._tap is None else self._tap(trace, point, seen)
+        trace.after[point] = after
+        if x.dim() < 3:                             # few numbers, and a head in float32 has use for all their bits
+            return after
+        return x if after is seen else after.to(x.dtype)        # a map goes on as it came: a sum with it is not to be float32
 
     def _hold(self, model: Model, train: bool) -> None:
         """Make the module's parameters and buffers be those of `model`."""
