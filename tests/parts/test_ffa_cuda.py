@@ -55,9 +55,9 @@ def test_odd_sizes_in_three_kernels(monkeypatch: pytest.MonkeyPatch, layout: tor
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (32, 64, 63, 63), (16, 32, 128, 128)])
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (64, 128, 16, 16), (64, 512, 4, 4), (32, 64, 63, 63), (16, 32, 128, 128)])
 def test_sizes_of_the_papers_models(monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, shape: tuple[int, ...]) -> None:
-    """The first stage of ResNet-18 on CIFAR-10, of AlexNet on Office-Caltech and of U-Net."""
+    """The first, the second and the last stage of ResNet-18 on CIFAR-10, the first of AlexNet on Office-Caltech and of U-Net."""
     if INTERPRETED:
         pytest.skip("takes minutes in the interpreter")
     compared(monkeypatch, 1, shape, layout, Ffa(p=1.0))
@@ -85,6 +85,14 @@ def compared(monkeypatch: pytest.MonkeyPatch, seed: int, shape: tuple[int, ...],
     for ours, theirs in zip(*seen):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     return torch.equal(seen[1][0], x.detach())
+
+
+def test_which_maps_take_three_kernels() -> None:
+    """A program can hold 32,768 numbers: 32 samples of 32 × 32 positions. With channels side by side maps of 65,536 take one."""
+    for layout in (torch.contiguous_format, torch.channels_last):
+        took = [_ffa_cuda.in_three(torch.empty(shape, device="meta").contiguous(memory_format=layout))
+                for shape in ((33, 4, 32, 32), (32, 2, 32, 32), (32, 4, 32, 32), (64, 512, 4, 4))]
+        assert took == [True, False, *[layout is torch.channels_last] * 2]
 
 
 def test_which_maps_have_kernels() -> None:

@@ -2,8 +2,9 @@
 
 Written in tensor operations a stage launches about ninety small kernels in a step, more than the whole CNN it sits in. Here it is one
 kernel forward and one backward where a batch's maps of a channel fit into the registers of one program, which serves that channel.
-Larger maps take three each way (`_ffa_large_cuda`). The draws are those of `rng.uniform`, bit for bit, and their key is made in the
-kernels too: three that fold one number each would take as long as the layer.
+Larger maps take three each way (`_ffa_large_cuda`), and so do those whose channels lie side by side, unless they are small: a program that
+picks one channel out of them makes memory deliver the others too. The draws are those of `rng.uniform`, bit for bit, and their key is made
+in the kernels too: three that fold one number each would take as long as the layer.
 """
 
 from __future__ import annotations
@@ -30,12 +31,19 @@ except ImportError:
 
 LARGEST = 1 << 15           # values of a channel that one program can hold
 PER_WARP = 1 << 8           # of them to a warp: more need more registers than there are, fewer make warps wait for each other
+SMALL = 1 << 16             # values of a map up to which launching costs more than what memory delivers in vain
 MOST_SAMPLES = 1 << 12      # whose statistics one program can hold
 
 
 def usable(x: Tensor) -> bool:
     return (triton is not None and x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and len(x) <= MOST_SAMPLES
             and x.numel() < 1 << 31)
+
+
+def in_three(x: Tensor) -> bool:
+    """Whether a map takes three kernels each way, not one."""
+    b, _, h, w = x.shape
+    return above(b) * above(h * w) > LARGEST or (not x.is_contiguous() and x.numel() > SMALL)
 
 
 def warps(samples: int, positions: int) -> int:
@@ -108,7 +116,7 @@ class _Jitter(torch.autograd.Function):
         ctx.how = (word, *_geometry(x, unbiased), chance, counter is not None, eps, SHARING[sharing], sharing == "random", above(b),
                    above(c), above(h * w), *rng.HASH_CONSTANTS)
         ctx.warps = warps(above(b), above(h * w))
-        ctx.large = above(b) * above(h * w) > LARGEST
+        ctx.large = in_three(x)
         counter = key if counter is None else counter
         given = (x, y, key, counter, over["mean"], over["std"], means, stds, old["mean"], old["std"], left, *moved, momentum, *ctx.how)
         with torch.cuda.device_of(x):
