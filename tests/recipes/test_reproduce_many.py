@@ -62,13 +62,21 @@ def test_several_recipes_share_runs_and_one_seed_of_all_comes_first(tiny, tmp_pa
     outcomes = reproduce_all(pieces, jobs=1, tell=told.append,
                              finished=lambda piece, outcome: heard.append((piece.out.name, sum(len(e.values) for e in outcome.entries))))
     assert len(list((tmp_path / "runs").iterdir())) == 4                       # two methods, two seeds, shared by both recipes
-    runs = list(dict.fromkeys(line.partition(": ")[0] for line in told))
-    assert runs == ["tiny.toml, FedAvg+DBE, accuracy, seed 0", "other.toml, FedAvg, accuracy, seed 0",
-                    "tiny.toml, FedAvg+DBE, accuracy, seed 1", "other.toml, FedAvg, accuracy, seed 1"]
+    assert [line.partition(": ")[0] for line in told] == [
+        f"{row}, accuracy, seed {seed}" for seed in (0, 1)
+        for row in ("tiny.toml, FedAvg+DBE", "other.toml, FedAvg+DBE", "other.toml, FedAvg")]
     assert all("paper" in line and " s" in line for line in told)
     # a run that two recipes share is told to both, and each hears what it has by then
     assert heard[:3] == [("tiny", 1), ("other", 1), ("other", 2)]
     assert entry(outcomes[0], "dbe", "accuracy").values == entry(outcomes[1], "dbe", "accuracy").values
+
+
+def test_every_cell_of_a_run_is_told_by_its_own_name(tiny, tmp_path):
+    told: list[str] = []
+    outcome = reproduce(load_recipe(tiny), tmp_path, Order(("dbe",), (), 1, 0.5), jobs=1, tell=told.append)
+    assert told == [f"FedAvg+DBE, {title}, seed 0: {entry(outcome, 'dbe', column).line(0)}"
+                    for column, title in (("accuracy", "accuracy"), ("kept", "what is kept"))]
+    assert len({line.partition(": ")[2] for line in told}) == 2
 
 
 def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def reproduce_all(pieces: Sequence[Piece], *, data_dir: str | Path | None = None
 class _Reporter(Watcher):
     """Hands everything on, and tells how a recipe stands when one of its runs has ended."""
 
-    def __init__(self, watcher: Watcher, owners: dict[str, list[tuple[Piece, Cell, int]]], tell: Tell, finished: Finished) -> None:
+    def __init__(self, watcher: Watcher, owners: dict[str, list[tuple[Piece, Cell, int, str]]], tell: Tell, finished: Finished) -> None:
         self.watcher, self.owners, self.tell, self.finished = watcher, owners, tell, finished
         self.begin, self.rounds_done, self.warned = watcher.begin, watcher.rounds_done, watcher.warned  # type: ignore[method-assign]
         self.noted = watcher.noted  # type: ignore[method-assign]
@@ -84,10 +84,10 @@ class _Reporter(Watcher):
     def run_done(self, label: str, failure: str | None) -> None:
         self.watcher.run_done(label, failure)
         told: set[int] = set()
-        for piece, cell, seed in self.owners.get(label, ()):
+        for piece, cell, seed, name in self.owners.get(label, ()):
             outcome = collect(piece.recipe, piece.runs, piece.order)
             entry = next(e for e in outcome.entries if e.cell is cell)
-            self.tell(f"{label}: {failure}" if failure else f"{label}: {entry.line(seed)}")
+            self.tell(f"{name}: {failure or entry.line(seed)}")
             if id(piece) not in told:
                 told.add(id(piece))
                 self.finished(piece, outcome)
@@ -97,7 +97,7 @@ def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float 
            finished: Finished, failures: Failures) -> None:
     """Run what is not finished, and take the measures that are missing."""
     work: dict[Path, Job] = {}
-    owners: dict[str, list[tuple[Piece, Cell, int]]] = {}
+    owners: dict[str, list[tuple[Piece, Cell, int, str]]] = {}         # by the label of a run: the cells it serves, and their names
     measures = _measures_by_folder(pieces)
     allowed = 0.0 if until is None else max(0.0, until - time.time())
     for turn in range(max((len(p.order.seeds_of(p.recipe)) for p in pieces), default=0)):
@@ -107,17 +107,17 @@ def _train(pieces: Sequence[Piece], jobs: int | None, again: bool, until: float 
                 if obstacle(cell):
                     continue
                 for seed, values, folder in runs_of(piece.recipe, piece.runs, piece.order, cell, seeds):
+                    prefix = f"{piece.recipe.name}, " if len(pieces) > 1 else ""
+                    name = f"{prefix}{cell.row.title}, {cell.column.title}, seed {seed}"
                     if folder not in work:
                         ran = not again and _is_there(folder, values, cell)
                         due = measures[folder] if again else missing_measures(folder, measures[folder])
                         if ran and not (due and (folder / "done").is_file()):
                             continue
                         values = values if again else settle_machine(folder, values)
-                        prefix = f"{piece.recipe.name}, " if len(pieces) > 1 else ""
-                        label = f"{prefix}{cell.row.title}, {cell.column.title}, seed {seed}"
                         config = RunConfig.make({**values, "checkpoint_seconds": CHECKPOINT_SECONDS})
-                        work[folder] = Job(label, config, str(folder), TakeMeasures(due, allowed) if due else None, ran)
-                    owners.setdefault(work[folder].label, []).append((piece, cell, seed))
+                        work[folder] = Job(name, config, str(folder), TakeMeasures(due, allowed) if due else None, ran)
+                    owners.setdefault(work[folder].label, []).append((piece, cell, seed, name))
     for folder in work if again else ():
         drop_measures(folder)
     if work:
