@@ -261,7 +261,8 @@ def test_workers_killed_at_random():
 
 
 @pytest.mark.slow
-def test_workers_killed_at_random_fifty_times():
+def test_workers_killed_at_random_fifty_times(monkeypatch):
+    monkeypatch.setattr("consilience.engines._pool.MOST_ATTEMPTS", 51)      # on a busy machine ten of them may hit one client's work
     run_among_kills(50)
 
 
