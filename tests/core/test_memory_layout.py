@@ -28,6 +28,24 @@ class Viewing(nn.Module):
         return self.head(self.conv(x).view(len(x), -1))
 
 
+class ViewingInTraining(Viewing):
+    """Has a layer for training alone, which does so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else self.head(self.conv(x).flatten(1))
+
+
+class FiveAxes(nn.Module):
+    """A parameter of five axes has no such layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.place = nn.Conv2d(3, 64, 3, padding=1), nn.Parameter(torch.zeros(1, 1, 1, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.conv(x)[:, :, None] + self.place).flatten(1)
+
+
 def samples(*shape: int) -> Population:
     return Population(torch.zeros(6, *shape, dtype=torch.uint8), torch.arange(6), (torch.arange(6),), 10, as_float)
 
@@ -69,6 +87,17 @@ def test_a_model_that_needs_contiguous_maps_gets_them() -> None:
     for k, v in module.state_dict().items():
         assert torch.equal(v, before[k][0]), k
         assert v.stride() == before[k][1], k
+
+
+@pytest.mark.parametrize("module", [ViewingInTraining(), FiveAxes()])
+def test_what_only_training_or_the_parameters_show(module: nn.Module) -> None:
+    assert not memory_layout._accepts_turned(module, samples(3, 4, 4), CPU)
+
+
+def test_trying_draws_nothing() -> None:
+    module, before = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Dropout(), nn.Flatten()), torch.get_rng_state()
+    assert memory_layout._accepts_turned(module, samples(3, 4, 4), CPU)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_federation_and_its_twins_have_what_was_settled() -> None:

@@ -30,10 +30,12 @@ def _accepts_turned(module: nn.Module, population: Population, device: torch.dev
     x = population.glimpse(device)
     if x.dim() != 4:
         return False
-    module = copy.deepcopy(module).to(device).to(memory_format=torch.channels_last).eval()      # type: ignore[call-overload]
+    module = copy.deepcopy(module).to(device)
     try:
-        with torch.no_grad():
-            module(turned(x))
+        module = module.to(memory_format=torch.channels_last)                       # type: ignore[call-overload]
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for training in (True, False):          # some have layers for training alone
+                module.train(training)(turned(x))
     except Exception:               # what is wrong with it otherwise is told when the federation looks at it
         return False
     return True
