@@ -83,14 +83,49 @@ def test_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needs.record()["gpu_bytes"] == 3 << 30
 
 
+class Gpu:
+    """What a GPU would say of its memory: free, kept by PyTorch, and of that in use."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, free: int, reserved: int = 0, used: int = 0) -> None:
+        self.used = used
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 30))
+        patch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+        patch.setattr(torch.cuda, "memory_allocated", lambda device: self.used)
+
+
+SAMPLES = torch.zeros(1000, 3, 4, 4, dtype=torch.uint8), torch.zeros(1000, dtype=torch.int64)           # 48,000 + 8,000 bytes
+
+
 def test_samples_that_a_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = torch.zeros(1000, 3, 4, 4, dtype=torch.uint8), torch.zeros(1000, dtype=torch.int64)      # 48,000 + 8,000 bytes
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (56_000, 1 << 30))
-    estimate.refuse_samples_without_room(x, y, torch.device("cuda"))
-    estimate.refuse_samples_without_room(x, y, torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (55_999, 1 << 30))
+    Gpu(monkeypatch, 56_000)
+    estimate.refuse_samples_without_room(*SAMPLES, torch.device("cuda"))
+    Gpu(monkeypatch, 55_999)
+    estimate.refuse_samples_without_room(*SAMPLES, torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"The samples take 55 KiB and the GPU has 55 KiB free\. .*device=cpu"):
-        estimate.refuse_samples_without_room(x, y, torch.device("cuda"))
+        estimate.refuse_samples_without_room(*SAMPLES, torch.device("cuda"))
+
+
+def test_what_an_earlier_run_left_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps 60,000 bytes, of which 4,000 and then 4,001 are in use: 56,000 and 55,999 are to be had."""
+    Gpu(monkeypatch, 0, reserved=60_000, used=4_000)
+    estimate.refuse_samples_without_room(*SAMPLES, torch.device("cuda"))
+    Gpu(monkeypatch, 0, reserved=60_000, used=4_001)
+    with pytest.raises(ConfigError, match="55 KiB free"):
+        estimate.refuse_samples_without_room(*SAMPLES, torch.device("cuda"))
+
+
+def test_an_earlier_run_that_nobody_knows_any_more_is_taken_apart_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A federation and its engine know each other, so they stay until they are collected."""
+    gpu = Gpu(monkeypatch, 0, reserved=60_000, used=60_000)
+
+    class Earlier:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            gpu.used = 0
+    Earlier()
+    estimate.refuse_samples_without_room(*SAMPLES, torch.device("cuda"))
 
 
 @pytest.mark.gpu

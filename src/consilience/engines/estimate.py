@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Mapping
@@ -168,10 +169,19 @@ def refuse_samples_without_room(x: Tensor, y: Tensor, device: torch.device) -> N
     """A ConfigError with advice where a GPU cannot hold the samples, which lie there from the first round to the last."""
     if device.type != "cuda":
         return
-    need, free = sum(t.numel() * t.element_size() for t in (x, y)), torch.cuda.mem_get_info(device)[0]
+    need, free = sum(t.numel() * t.element_size() for t in (x, y) if not t.is_cuda), _free_on(device)
+    if need > free:
+        gc.collect()                    # an earlier run of this process may still lie there, though nobody knows it any more
+        free = _free_on(device)
     if need > free:
         raise ConfigError(f"The samples take {_bytes(need)} and the GPU has {_bytes(free)} free. Use a part of them, a GPU with more "
                           "memory, or device=cpu, where map_data=true reads them from a file as they are needed.")
+
+
+def _free_on(device: torch.device) -> int:
+    """Bytes of a GPU's memory that nobody has, and those that PyTorch keeps from earlier use for the next one."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def refuse_what_cannot_fit(needs: Estimate, folder: Path | None = None) -> None:
