@@ -52,6 +52,18 @@ def test_seeds_form_a_group_and_settings_part_them(tmp_path):
     assert all([r.seed for r in g.runs] == [0, 1] for g in groups)
 
 
+def test_seeds_of_several_machines_form_one_group(tmp_path):
+    """With layout=auto a GPU may choose one that a CPU does not."""
+    write_run(tmp_path, seed=0, layout="contiguous", device="cpu")
+    on_gpu = write_run(tmp_path, seed=1) / "config.json"
+    stored = json.loads(on_gpu.read_text())
+    stored["config"]["layout"] = "channels_last"
+    on_gpu.write_text(json.dumps(stored))
+    gathered = gather([tmp_path])
+    assert [(g.label, [r.config["layout"] for r in g.runs]) for g in gathered.groups] == [("fedavg", ["contiguous", "channels_last"])]
+    assert not gathered.notes
+
+
 def test_a_method_counts_not_the_way_it_was_typed(tmp_path):
     write_run(tmp_path, "fedprox", 0, settings={"prox.mu": 0.1})
     write_run(tmp_path, "fedprox(mu=0.1)", 1)

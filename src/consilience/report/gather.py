@@ -16,8 +16,8 @@ from ..runs.folder import read_records
 from ..runs.result import summarise
 
 # Differ between runs whose results may be put into one band: the seeds, and settings that say where and how a run is
-# carried out but not what it computes.
-_NOT_A_METHOD = frozenset({"method", "settings", "seed", "data_seed", "engine", "device", "data_dir", "track"})
+# carried out but not what it computes. The layout is among them: machines choose it, each for itself.
+_NOT_A_METHOD = frozenset({"method", "settings", "seed", "data_seed", "engine", "device", "layout", "data_dir", "track"})
 
 
 @dataclass(frozen=True)
