@@ -123,6 +123,18 @@ def test_a_folder_that_is_not_ours(cli, tmp_path):
     assert "holds no run" in cli("export", "absent", code=2).err
 
 
+@pytest.mark.parametrize("content", ['{"model_type": "bert"}', '{"config": "mine", "data": {}}', "[1, 2]"])
+@pytest.mark.parametrize("records", [False, True])
+def test_a_configuration_that_is_not_ours(cli, tmp_path, content, records):
+    """Other programs call their files so, too; theirs is not written over."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text(content)
+    if records:
+        (tmp_path / "full" / "records.jsonl").write_text("{}\n")
+    assert "holds files, but no run of ours" in cli("run", "fedavg", *TINY, "--out", "full", code=2).err
+    assert (tmp_path / "full" / "config.json").read_text() == content
+
+
 def test_another_configuration_in_the_folder(cli):
     cli("run", "fedavg", *TINY, "--out", "r")
     said = cli("run", "fedavg", *TINY, "--lr", "0.2", "--out", "r", code=2).err

@@ -76,10 +76,13 @@ class RunFolder:
             self._clear()
         known = self.path / "config.json"
         if known.is_file() and self._begun():
-            self._check_same(read_json(known), result, config)
+            self._check_same(self._stored(), result, config)
         elif not known.is_file() and any(p.name not in (".lock", ".config.json.draft", COPIES) for p in self.path.iterdir()):
-            raise ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
+            raise self._not_ours()
         else:
+            if known.is_file():
+                with contextlib.suppress(DataError):        # a damaged one is written anew, somebody else's is not
+                    self._stored()
             for name, file in outside_files(config).items():
                 write_bytes(self.path / COPIES / f"{name}.py", file.read_bytes())
             code = code_of(config)
@@ -105,10 +108,19 @@ class RunFolder:
 
     def keep_layout(self, config: RunConfig) -> RunConfig:
         """A run that was begun goes on with the memory layout it has, also on a machine that would choose another."""
-        known = self.path / "config.json"
-        if config.policy.layout != "auto" or self.again or not known.is_file() or not self._begun():
+        if config.policy.layout != "auto" or self.again or not (self.path / "config.json").is_file() or not self._begun():
             return config
-        return config.replace(layout=read_json(known)["config"].get("layout", "auto"))
+        return config.replace(layout=self._stored()["config"].get("layout", "auto"))
+
+    def _stored(self) -> dict[str, Any]:
+        """What config.json says. Other programs write files of that name, and records, too."""
+        stored = read_json(self.path / "config.json")
+        if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in ("config", "data")):
+            raise self._not_ours()
+        return stored
+
+    def _not_ours(self) -> ConfigError:
+        return ConfigError(f"The folder {str(self.path)!r} holds files, but no run of ours. Choose an empty folder with --out.")
 
     def _begun(self) -> bool:
         """Whether there is anything to go on from. A run that stopped before its first round must not block the next try."""
