@@ -34,7 +34,16 @@ class _Compiled:
         self.seen: set[Any] = set()
         self.names: set[str] = set()
 
-    def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
+    def launch(self, kernel: Any, *args: Any, grid: Any = (), warmup: bool = False, **named: Any) -> None:
+        try:
+            self.take(kernel, args, named)
+        except DoesNotCompileError:
+            raise
+        except Exception as error:              # a fault of this plugin must not pass for one that tests find
+            raise DoesNotCompileError(f"{kernel.__name__} was not compiled: {error!r}") from error
+
+    def take(self, kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Compile what is launched, unless it was."""
         given = dict(zip(kernel.arg_names, args)) | {k: v for k, v in named.items() if k not in OPTIONS}
         signature, known, facts = {}, {}, {}
         for place, param in enumerate(kernel.params):
@@ -101,8 +110,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return True
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Processes of pytest-xdist tell what they compiled. All together have compiled something, or the launches went another way."""
+    compiled: _Compiled = session.config._compiled                                               # type: ignore[attr-defined]
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["kernels"] = sorted(compiled.names), sorted(map(repr, compiled.seen))
+    elif not compiled.names and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    names, seen = getattr(node, "workeroutput", {}).get("kernels", ((), ()))
+    node.config._compiled.names.update(names)
+    node.config._compiled.seen.update(seen)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     compiled: _Compiled = config._compiled                                                       # type: ignore[attr-defined]
-    if compiled.names:
-        terminalreporter.write_line(f"{len(compiled.seen)} variants of {len(compiled.names)} kernels compiled for "
-                                    f"{', '.join(f'sm_{t}' for t in compiled.targets)}")
+    terminalreporter.write_line(f"{len(compiled.seen)} variants of {len(compiled.names)} kernels compiled for "
+                                f"{', '.join(f'sm_{t}' for t in compiled.targets)}")
