@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,8 +12,12 @@ from torch import Tensor, nn
 
 from consilience import rng
 from consilience.core import half
+from consilience.core.layout import Layout
 from consilience.core.network import Network
+from consilience.core.part import Part
+from consilience.core.step_view import StepView
 from consilience.models import make
+from consilience.testing import differences, run_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -179,17 +184,44 @@ def test_listening_to_maps_changes_no_number() -> None:
     stages = built.layout.stages
     heard, alone = (Network(copy.deepcopy(built.module), points, half=True).forward(model, x) for points in (stages, ()))
     assert torch.equal(heard.logits, alone.logits)
-    assert {heard.before[point].dtype for point in stages} == {torch.float32}
+    assert {heard.before[point].dtype for point in stages} == {torch.float32}        # who looks at one gets float32
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_what_taps_make_of_a_map_goes_on_as_it_came(flat: bool) -> None:
-    """1 + 2⁻¹⁰ is 1 in bfloat16. A vector keeps its bits, for a head that computes in float32; a map does not."""
+    """1 + 2⁻¹⁰ is 1 in bfloat16. A vector keeps its bits, for a head that computes in float32; a map does not. Taps get it as it is."""
     module = nn.Sequential(nn.Flatten() if flat else nn.Identity(), nn.Identity())
     entered: list[Tensor] = []
     module[1].register_forward_pre_hook(lambda _, given: entered.append(given[0]))
     network = Network(module, ("0",), half=True)
     x = torch.ones(2, 1, 2, 2, dtype=torch.bfloat16)
-    trace = network.forward(model_of(module), x, tap=lambda trace, point, seen: seen + 2.0**-10)
+    came: list[torch.dtype] = []
+    trace = network.forward(model_of(module), x, tap=lambda trace, point, seen: came.append(seen.dtype) or seen.float() + 2.0**-10)
+    assert came == [torch.float32 if flat else torch.bfloat16]
     assert torch.equal(trace.after["0"], torch.full_like(trace.after["0"], 1 + 2.0**-10))
     assert (entered[0].dtype, entered[0].flatten()[0].item()) == ((torch.float32, 1 + 2.0**-10) if flat else (torch.bfloat16, 1.0))
+
+
+class Looker(Part):
+    name = "looker"
+    seen: ClassVar[set[torch.dtype]] = set()
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return layout.stages
+
+    def tap(self, v: StepView, point: str, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            self.seen.add(x.dtype)
+        return x
+
+
+class Narrow(Looker):
+    name, narrow_maps = "narrow", True
+    seen: ClassVar[set[torch.dtype]] = set()
+
+
+def test_parts_get_maps_in_float32_unless_they_take_bfloat16() -> None:
+    """And what they leave as it is goes on as it was."""
+    both = run_tiny([Looker(), Narrow()], precision="bfloat16")
+    assert (Looker.seen, Narrow.seen) == ({torch.float32}, {torch.bfloat16})
+    assert not differences(both, run_tiny(precision="bfloat16"))

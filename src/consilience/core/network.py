@@ -73,14 +73,26 @@ def staged(chain: nn.Sequential) -> nn.Sequential:
     return chain
 
 
+def in_float32(x: Tensor) -> Tensor:
+    """What parts and measures compute with: bfloat16 is a way to compute a model."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+class _Shown(dict[str, Tensor]):
+    """What a pass showed at its points. A map that nobody looks at is never cast."""
+
+    def __getitem__(self, point: str) -> Tensor:
+        return in_float32(super().__getitem__(point))
+
+
 class Trace:
     """What a pass showed: each point before and after the taps, what the taps noted, and the logits."""
 
     __slots__ = ("after", "before", "logits", "notes")
 
     def __init__(self) -> None:
-        self.before: dict[str, Tensor] = {}
-        self.after: dict[str, Tensor] = {}
+        self.before: dict[str, Tensor] = _Shown()
+        self.after: dict[str, Tensor] = _Shown()
         self.notes: dict[str, dict[str, Any]] = {}
         self.logits: Tensor = None  # type: ignore[assignment]  # set by the forward pass
 
@@ -157,13 +169,12 @@ class Network:
             return x
         if point in trace.before:
             raise ConfigError(f"The point {point!r} is passed twice in one forward pass; name a module that runs once.")
-        seen = x.float() if self.half else x        # parts see float32
-        trace.before[point] = seen
-        after = seen if self._tap is None else self._tap(trace, point, seen)
+        if x.dim() < 3:
+            x = in_float32(x)                       # a vector: few numbers, and a head in float32 has use for all their bits
+        trace.before[point] = x
+        after = x if self._tap is None else self._tap(trace, point, x)
         trace.after[point] = after
-        if x.dim() < 3:                             # few numbers, and a head in float32 has use for all their bits
-            return after
-        return x if after is seen else after.to(x.dtype)        # a map goes on as it came: a sum with it is not to be float32
+        return after.to(x.dtype)                    # a map goes on as it came: a sum with it is not to be float32
 
     def _hold(self, model: Model, train: bool) -> None:
         """Make the module's parameters and buffers be those of `model`."""

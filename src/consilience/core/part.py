@@ -97,6 +97,7 @@ class Part:
     pools: ClassVar[bool] = False         # train one model on all clients' samples together
     reads_models: ClassVar[bool] = False  # its server hooks look at single clients' models (s.models)
     needs_vectors: ClassVar[bool] = False # works on one feature vector and one label per sample, not on maps and masks
+    narrow_maps: ClassVar[bool] = False   # its tap takes maps in bfloat16 where the run computes so; others get them in float32
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
     prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"
@@ -119,6 +120,11 @@ class Part:
     def surveys_previous(self) -> bool:
         """Whether `survey` asks the clients of the round before, not those of the coming one."""
         return False
+
+    @property
+    def begins(self) -> int:
+        """The first round in which it acts; a run that ends before is warned of."""
+        return 1
 
     @property
     def traits(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from . import optimiser
 from ._record_cuda import record
 from .declared import own_tensors
 from .method import Method
-from .network import Network, Tap, Trace
+from .network import Network, Tap, Trace, in_float32
 from .part import Batch, Model, Part, Phase, Spec
 from .slot import Slot
 from .step_view import StepView
@@ -55,8 +55,10 @@ class Pass:
 
         def tapped(trace: Trace, point: str, x: Tensor) -> Tensor:
             for part, view in views:
-                out = part.tap(view, point, x)
-                x, note = out if isinstance(out, tuple) else (out, None)
+                seen = x if part.narrow_maps else in_float32(x)
+                out = part.tap(view, point, seen)
+                out, note = out if isinstance(out, tuple) else (out, None)
+                x = x if out is seen else out
                 if note is not None:
                     trace.notes.setdefault(part.name, {})[point] = note
             return x

@@ -36,7 +36,7 @@ MOST_SAMPLES = 1 << 12      # whose statistics one program can hold
 
 
 def usable(x: Tensor) -> bool:
-    return (triton is not None and x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and len(x) <= MOST_SAMPLES
+    return (triton is not None and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.dim() == 4 and len(x) <= MOST_SAMPLES
             and x.numel() < 1 << 31)
 
 
@@ -61,7 +61,7 @@ if triton is not None:
         b, p = tl.arange(0, BB), tl.arange(0, PP)
         here, mask = b < B, (b < B)[:, None] & (p < P)[None, :]
         place = b[:, None] * x_b + c * x_c + p[None, :] * x_p
-        value = tl.load(x + place, mask=mask, other=0.0)
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
         mean = tl.sum(value, 1) / P
         apart = tl.where(mask, value - mean[:, None], 0.0)
         std = tl.sqrt(tl.sum(apart * apart, 1) / map_divisor + EPS)
@@ -70,7 +70,7 @@ if triton is not None:
                                                       EPS, SHARED, FIXED, CC, GOLDEN, MIX_1, MIX_2)
         heads = augmented(seed, chance, GOLDEN, MIX_1, MIX_2)
         new = value * ratio[:, None] + (new_mean - mean * ratio)[:, None]
-        tl.store(y + place, tl.where(heads, new, value), mask=mask)
+        tl.store(y + place, tl.where(heads, new, value).to(y.dtype.element_ty), mask=mask)
         tl.store(means + b * C + c, mean, mask=here)
         tl.store(stds + b * C + c, std, mask=here)
         move(old_mean, old_std, old_left, moved_mean, moved_std, moved_left, mean_all, std_all, c, momentum, heads)
@@ -84,7 +84,8 @@ if triton is not None:
         b, p = tl.arange(0, BB), tl.arange(0, PP)
         here, mask = b < B, (b < B)[:, None] & (p < P)[None, :]
         place = b[:, None] * x_b + c * x_c + p[None, :] * x_p
-        value, g = tl.load(x + place, mask=mask, other=0.0), tl.load(grad + place, mask=mask, other=0.0)
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(means + b * C + c, mask=here, other=0.0)
         std = tl.load(stds + b * C + c, mask=here, other=1.0)
         apart = value - mean[:, None]                     # where there is no number, g is 0
@@ -93,7 +94,7 @@ if triton is not None:
                                         batch_divisor, EPS, SHARED, FIXED, CC, GOLDEN, MIX_1, MIX_2)
         moved = g * ratio[:, None] + (d_mean / P)[:, None] + apart * (d_std / (map_divisor * std))[:, None]
         heads = augmented(seed, chance, GOLDEN, MIX_1, MIX_2)
-        tl.store(out + place, tl.where(heads, moved, g), mask=mask)
+        tl.store(out + place, tl.where(heads, moved, g).to(out.dtype.element_ty), mask=mask)
 
 
 def _geometry(x: Tensor, unbiased: bool) -> tuple[Any, ...]:
@@ -110,7 +111,7 @@ class _Jitter(torch.autograd.Function):
         if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             x = x.contiguous()
         b, c, h, w = x.shape
-        y, means, stds = torch.empty_like(x), x.new_empty(b, c), x.new_empty(b, c)
+        y, (means, stds) = torch.empty_like(x), left.new_empty(2, b, c).unbind()
         moved = torch.empty_like(old["mean"]), torch.empty_like(old["std"]), torch.empty_like(left)
         key, counter, word = seed
         ctx.how = (word, *_geometry(x, unbiased), chance, counter is not None, eps, SHARING[sharing], sharing == "random", above(b),

@@ -47,12 +47,12 @@ if triton is not None:
             total = tl.zeros((ROWS, COLS), tl.float32)
             for start in range(0, P, ROWS):
                 place, mask = _tile(start, c, C, P, LAST, ROWS)
-                total += tl.load(own + place, mask=mask, other=0.0)
+                total += tl.load(own + place, mask=mask, other=0.0).to(tl.float32)
             mean = tl.sum(total, 0) / P
             total = tl.zeros((ROWS, COLS), tl.float32)
             for start in range(0, P, ROWS):
                 place, mask = _tile(start, c, C, P, LAST, ROWS)
-                apart = tl.where(mask, tl.load(own + place, mask=mask, other=0.0) - mean[None, :], 0.0)
+                apart = tl.where(mask, tl.load(own + place, mask=mask, other=0.0).to(tl.float32) - mean[None, :], 0.0)
                 total += apart * apart
             tl.store(means + b * C + c, mean, mask=c < C)
             tl.store(stds + b * C + c, tl.sqrt(tl.sum(total, 0) / map_divisor + EPS), mask=c < C)
@@ -79,11 +79,11 @@ if triton is not None:
         b, c = tl.program_id(0), tl.program_id(1) * COLS + tl.arange(0, COLS)
         place, mask = _tile(tl.program_id(2) * ROWS, c, C, P, LAST, ROWS)
         own = b.to(tl.int64) * C * P
-        value = tl.load(x + own + place, mask=mask, other=0.0)
+        value = tl.load(x + own + place, mask=mask, other=0.0).to(tl.float32)
         if augmented(step_seed(key, counter, word, COUNTED, GOLDEN, MIX_1, MIX_2), chance, GOLDEN, MIX_1, MIX_2):
             by = tl.load(stretch + b * C + c, mask=c < C, other=0.0)
             value = value * by[None, :] + tl.load(shift + b * C + c, mask=c < C, other=0.0)[None, :]
-        tl.store(y + own + place, value, mask=mask)
+        tl.store(y + own + place, value.to(y.dtype.element_ty), mask=mask)
 
     @triton.jit
     def _sums(x, grad, plain, turned, means, key, counter, word, C, P, chance, COUNTED: tl.constexpr, LAST: tl.constexpr,
@@ -96,9 +96,9 @@ if triton is not None:
             one, two = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
             for start in range(0, P, ROWS):
                 place, mask = _tile(start, c, C, P, LAST, ROWS)
-                g = tl.load(grad + own + place, mask=mask, other=0.0)
+                g = tl.load(grad + own + place, mask=mask, other=0.0).to(tl.float32)
                 one += g
-                two += g * (tl.load(x + own + place, mask=mask, other=0.0) - mean[None, :])
+                two += g * (tl.load(x + own + place, mask=mask, other=0.0).to(tl.float32) - mean[None, :])
             tl.store(plain + b * C + c, tl.sum(one, 0), mask=c < C)
             tl.store(turned + b * C + c, tl.sum(two, 0), mask=c < C)
 
@@ -125,13 +125,13 @@ if triton is not None:
         b, c = tl.program_id(0), tl.program_id(1) * COLS + tl.arange(0, COLS)
         place, mask = _tile(tl.program_id(2) * ROWS, c, C, P, LAST, ROWS)
         own, here = b.to(tl.int64) * C * P, c < C
-        g = tl.load(grad + own + place, mask=mask, other=0.0)
+        g = tl.load(grad + own + place, mask=mask, other=0.0).to(tl.float32)
         if augmented(step_seed(key, counter, word, COUNTED, GOLDEN, MIX_1, MIX_2), chance, GOLDEN, MIX_1, MIX_2):
             at = b * C + c
-            apart = tl.load(x + own + place, mask=mask, other=0.0) - tl.load(means + at, mask=here, other=0.0)[None, :]
+            apart = tl.load(x + own + place, mask=mask, other=0.0).to(tl.float32) - tl.load(means + at, mask=here, other=0.0)[None, :]
             g = g * tl.load(ratios + at, mask=here, other=0.0)[None, :] + tl.load(lifts + at, mask=here, other=0.0)[None, :]
             g += apart * tl.load(tilts + at, mask=here, other=0.0)[None, :]
-        tl.store(out + own + place, g, mask=mask)
+        tl.store(out + own + place, g.to(out.dtype.element_ty), mask=mask)
 
 
 class _Plan:

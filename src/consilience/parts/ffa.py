@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..core.client import ClientView
 from ..core.layout import Layout
+from ..core.network import in_float32
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
@@ -43,7 +44,7 @@ class Ffa(Part):
     unbiased: bool = option(True, "divide variances in the layer by n − 1 (release), not n (paper)")
     bias_correct: bool = option(False, "correct uploaded statistics for their start at 0 and 1")
 
-    name, rank = "ffa", 30
+    name, rank, narrow_maps = "ffa", 30, True
     paper = "FedFA (Zhou and Konukoglu, ICLR 2023), eq. 3–9"
     helps = ("feature shift",)
     departs = ("variances over clients are per channel (eq. 5); the release takes one scalar, so that γ ≡ 1: sharing=scalar",
@@ -109,9 +110,9 @@ class Ffa(Part):
         if not v.train or len(x) < 2 or point not in v.shared["variance"]:
             return x
         over, old, left = v.shared["variance"][point], v.scratch["stats"][point], v.scratch["left"][point]
-        if _ffa_cuda.usable(x):
+        if _ffa_cuda.usable(x):                                       # it reads and writes both types
             return _ffa_cuda.jitter(x, v.unfolded(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
-        correction = int(self.unbiased)
+        x, correction = in_float32(x), int(self.unbiased)
         var, mean = torch.var_mean(x, (2, 3), correction=correction)
         now = torch.stack([mean, (var + EPS).sqrt()])                 # statistic × sample × channel
         # all draws of the stage at once: the coin, and noise for both statistics
