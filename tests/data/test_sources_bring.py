@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -127,6 +128,39 @@ def test_table_by_client(tmp_path):
     assert [c.name for c in data.clients] == ["north", "south"]
     assert data.x.tolist() == [[30, 0.5], [41, 1.5], [50, 2], [20, 1]]
     assert data.y.tolist() == [0, 1, 1, 0]                  # ill, well
+
+
+def test_a_folder_of_tables_has_a_client_for_every_file(tmp_path):
+    wards = tmp_path / "wards"
+    wards.mkdir()
+    (wards / "south.csv").write_text("age,dose,outcome\n30,0.5,ill\n41,1.5,well\n")
+    (wards / "north.csv").write_text("outcome,dose,age\nwell,2,50\nill,1,20\nill,3,33\n")          # the same columns in another order
+    (wards / ".north.csv.swp").write_text("")
+    data = make(f'table(path="{wards}", label=outcome)').read()
+    assert data.name == "wards"
+    assert data.group_names["client"] == ("north", "south")
+    assert data.groups["client"].tolist() == [0, 0, 0, 1, 1]
+    assert data.x.tolist() == [[2, 50], [1, 20], [3, 33], [0.5, 30], [1.5, 41]]             # columns as in the first file, north.csv
+    assert data.y.tolist() == [1, 0, 0, 0, 1]                                               # ill, well
+    (wards / "south.csv").write_text("age,dose,outcome\n30,0.5,ill\n41,1.5,\n")
+    fails(f'table(path="{wards}", label=outcome)', "south.csv: row 2 has no label")
+    (wards / "south.csv").write_text("age,weight,outcome\n30,0.5,ill\n41,1.5,well\n")
+    fails(f'table(path="{wards}", label=outcome)', "north.csv", "south.csv must have the same columns", "'dose', 'weight'")
+    (wards / "north.pq").write_bytes(b"")
+    fails(f'table(path="{wards}", label=outcome)', "two files of the client 'north'")
+    (tmp_path / "empty").mkdir()
+    fails(f'table(path="{tmp_path / "empty"}", label=outcome)', "holds no .csv or .parquet files")
+
+
+def test_a_bare_path_is_told_how_it_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for text, said in (("mine.npz", 'arrays(path="mine.npz")'), ("a/wards.CSV", 'table(path="a/wards.CSV", label=…)'),
+                       ("photos", 'folder(path="photos")')):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            make(text)
+    (tmp_path / "digits").mkdir()
+    assert make("digits").name == "digits"            # a data set's name is not taken for the folder
 
 
 def test_table_errors(tmp_path):

@@ -45,7 +45,8 @@ def test_tables(tmp_path, text, words):
 
 def test_tables_in_other_encodings_and_places(tmp_path):
     refused(table(tmp_path, HEAD + "50,120,Köln,ill\n", "latin-1"), "UTF-8", "iconv")
-    refused(f'table(path="{tmp_path}", label=dx)', "Is a directory")
+    (tmp_path / "wards" / "north.csv").mkdir(parents=True)
+    refused(f'table(path="{tmp_path / "wards"}", label=dx)', "north.csv", "Is a directory")
 
 
 def test_labels_that_are_missing_in_memory():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 from ... import options
-from ...errors import DataError, unknown
+from ...errors import ConfigError, DataError, unknown
 from .base import Download, Source, Wanted
 
 __all__ = ["SOURCES", "Download", "Source", "Wanted", "make"]
@@ -26,11 +27,23 @@ def _discover() -> dict[str, type[Source]]:
 
 
 SOURCES: dict[str, type[Source]] = _discover()
+_ARRAYS, _TABLE = 'arrays(path="{}")', 'table(path="{}", label=…)'
+_READERS = {".npz": _ARRAYS, ".npy": _ARRAYS, ".csv": _TABLE, ".parquet": _TABLE}       # how a file of the user's is named as a source
 
 
 def make(text: str) -> Source:
     """The source that 'cifar10' or 'folder(path="photos")' names."""
+    if reader := _reader_of(text):
+        raise ConfigError(f"{text!r} is a file or folder; say how it is to be read, as in --data '{reader}'.")
     name, values = options.parse_call(text, "A data source")
     if name not in SOURCES:
         raise unknown("data source", name, SOURCES, DataError)
     return options.build(SOURCES[name], values, f"source {name!r}")
+
+
+def _reader_of(text: str) -> str:
+    """How a file or folder of the user's is named as a source; empty where the text names none."""
+    if text in SOURCES or "(" in text:
+        return ""
+    reader = _READERS.get(Path(text).suffix.lower(), 'folder(path="{}")' if text and Path(text).is_dir() else "")
+    return reader.format(text)

@@ -116,7 +116,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
         raise DataError(f"{where}: {len(x)} samples but {len(plain)} labels.")
     if not len(plain):
         raise DataError(f"{where}: there are no samples.")
-    _check_missing(plain, "label", where)
+    check_missing(plain, "label", where)
     if plain.dtype.kind == "f":
         odd = plain[~np.isfinite(plain) | (plain != np.floor(plain))]
         if len(odd):
@@ -136,7 +136,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
         owners = np.asarray(client).reshape(-1)
         if len(owners) != len(x):
             raise DataError(f"{where}: {len(x)} samples but {len(owners)} entries in client.")
-        _check_missing(owners, "client", where)
+        check_missing(owners, "client", where)
         groups["client"], group_names["client"] = numbered(owners)
     chosen = np.asarray(test).reshape(-1).astype(bool) if test is not None else np.zeros(len(x), bool)
     if len(chosen) != len(x):
@@ -146,7 +146,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "arrays", cla
                    task="classification" if masks is None else "segmentation")
 
 
-def _check_missing(values: np.ndarray, what: str, where: str) -> None:
+def check_missing(values: np.ndarray, what: str, where: str) -> None:
     """An empty entry is no class and no client: rows without one would silently become one of their own."""
     kind = values.dtype.kind
     if kind in "iub":

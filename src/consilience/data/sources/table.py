@@ -12,20 +12,22 @@ import numpy as np
 from ...errors import DataError, did_you_mean
 from ...options import option
 from ..dataset import Dataset
-from ._bring import find_path, from_arrays
+from ._bring import check_missing, find_path, from_arrays
 from .base import Source
 
 _LARGEST = float(np.finfo(np.float32).max)
+_PARQUET = (".parquet", ".pq")
 
 
 @dataclass(frozen=True)
 class Table(Source):
     """A CSV file with a header, or a Parquet file: numbers as features, a label, and if there is one, a client.
 
-    Labels and clients may be text. Parquet needs the extra 'tables'. Features are used as they are, without scaling.
+    A folder of such files, all with the same columns, has one client for every file, named as the file. Labels and clients may be
+    text. Parquet needs the extra 'tables'. Features are used as they are, without scaling.
     """
 
-    path: str = option("", "the .csv or .parquet file")
+    path: str = option("", "the .csv or .parquet file, or a folder with one for every client")
     label: str = option("label", "the column with the class")
     client: str | None = option(None, "the column that says who owns the row; its values become the group 'client'")
     drop: tuple[str, ...] = option((), "columns that are not features")
@@ -40,17 +42,44 @@ class Table(Source):
 
     def read(self, directory: str | Path | None = None) -> Dataset:
         path = find_path(self.path, self.name, directory)
-        columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, self.separator)
+        files = _files(path)
+        tables = [self._columns(file) for file in files]
+        for file, columns in zip(files, tables):
+            if odd := sorted(columns.keys() ^ tables[0].keys()):
+                raise DataError(f"The tables {files[0]} and {file} must have the same columns, and only one of them has "
+                                f"{', '.join(map(repr, odd))}. Rename or delete it.")
+        features = [c for c in tables[0] if c not in {self.label, self.client, *self.drop}]
+        if not features:
+            raise DataError(f"The table {files[0]} has no column left to be a feature.")
+        x = np.concatenate([np.stack([_numbers(columns[c], c, file) for c in features], 1) for file, columns in zip(files, tables)])
+        owner: list[Any] | None = None
+        if self.client:
+            owner = [value for columns in tables for value in columns[self.client]]
+        elif path.is_dir():
+            owner = [file.stem for file, columns in zip(files, tables) for _ in columns[self.label]]
+        labels = _labels([value for columns in tables for value in columns[self.label]])
+        return from_arrays(x, labels, owner, name=path.absolute().stem, where=str(path))
+
+    def _columns(self, file: Path) -> dict[str, Any]:
+        columns = _parquet(file) if file.suffix.lower() in _PARQUET else _csv(file, self.separator)
         for wanted in (self.label, *([self.client] if self.client else []), *self.drop):
             if wanted not in columns:
-                raise DataError(f"The table {path} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
-        aside = {self.label, self.client, *self.drop}
-        features = [c for c in columns if c not in aside]
-        if not features:
-            raise DataError(f"The table {path} has no column left to be a feature.")
-        x = np.stack([_numbers(columns[c], c, path) for c in features], 1)
-        return from_arrays(x, _labels(columns[self.label]), columns[self.client] if self.client else None, name=path.stem,
-                           where=str(path))
+                raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
+        check_missing(np.asarray(columns[self.label]), "label", str(file))
+        return columns
+
+
+def _files(path: Path) -> list[Path]:
+    """The table itself, or those of a folder in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in (".csv", *_PARQUET) and not p.name.startswith("."))
+    if not files:
+        raise DataError(f"The folder {path} holds no .csv or .parquet files, of which each is a client's.")
+    stems = [p.stem for p in files]
+    if twice := next((p for p in files if stems.count(p.stem) > 1), None):
+        raise DataError(f"The folder {path} has two files of the client {twice.stem!r}. Every client has one.")
+    return files
 
 
 def _csv(path: Path, separator: str) -> dict[str, Any]:
