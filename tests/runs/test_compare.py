@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,27 @@ def test_the_command_takes_a_file_with_settings_of_single_methods(tmp_path: Path
     assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == document
     latex = CliRunner().invoke(app, [*call, "--format", "latex"])
     assert r"\toprule" in latex.stdout
+
+
+# ---- from a script ---------------------------------------------------------------------------------------------------
+
+SCRIPT = f"""
+from consilience.runs.compare import compare
+from consilience.runs.config import RunConfig
+
+print("once")
+comparison = compare(["fedavg"], RunConfig.make({TINY!r}), [0], out="folder", jobs=2)
+print(comparison.table().render("csv"), comparison.failures)
+"""
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_a_script_that_does_not_ask_for_its_name_compares_in_processes(tmp_path: Path, from_file: bool) -> None:
+    """Spawned processes would run it again from its first line, and die of it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, *(["script.py"] if from_file else [])], input=None if from_file else SCRIPT, cwd=tmp_path,
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.count("once") == 1
+    assert "of 1 seeds" not in done.stdout
+    assert "fedavg," in done.stdout
+    assert len(list((tmp_path / "folder").glob("*/done"))) == 2             # local and fedavg

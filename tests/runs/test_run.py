@@ -37,6 +37,12 @@ def test_records_hold_what_they_promise(tiny):
             assert math.isfinite(scores["loss"])
 
 
+def test_a_result_shows_itself_in_a_line(tiny):
+    result = consilience.run("local", **tiny)
+    accuracy = result.records[-1]["personalised"]["accuracy"]
+    assert repr(result) == f"<Result: local on {result.data['name']}, 3 rounds, personalised {accuracy:.3f}; all rounds done>"
+
+
 def test_pooled_accuracy_is_the_share_of_right_samples(tiny):
     """Counted here by hand: forward passes of the final global model over every client's test rows."""
     result = consilience.run("fedavg", **tiny)

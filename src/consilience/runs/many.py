@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +30,7 @@ from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.workers import one_thread
 from ..errors import ConsilienceError, unknown
+from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
@@ -40,6 +44,8 @@ POLL = 0.25                                 # seconds between looks at the round
 NOTE = 120                                  # bytes of what a process says of its work
 LATE = "no time was left to begin it"
 DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
+UNGUARDED = ("its process died. A script that defines a measure is imported by every process: put what it runs under "
+             "`if __name__ == '__main__':`, or the measure in a module of its own")
 
 
 class Then(Protocol):
@@ -165,7 +171,7 @@ class _Runs:
             suspects = self.in_pool(left, workers)
             for i in suspects:
                 if self.in_pool([i], 1):
-                    self.keep(i, DIED, [])
+                    self.keep(i, UNGUARDED if _script_has_measures() else DIED, [])
             left = [i for i in left if i not in self.outcomes]
 
     def in_pool(self, left: Sequence[int], workers: int) -> list[int]:
@@ -178,9 +184,10 @@ class _Runs:
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=start)
         running: dict[Future[tuple[Outcome, list[str]]], int] = {}
         try:
-            for i in left:
-                job = self.jobs[i]
-                running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until, job.then, job.ran)] = i
+            with _without_the_script():
+                for i in left:
+                    job = self.jobs[i]
+                    running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until, job.then, job.ran)] = i
             while running:
                 done = wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done
                 for i in running.values():
@@ -199,6 +206,26 @@ class _Runs:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         return []
+
+
+def _script_has_measures() -> bool:
+    return any(measure.__module__ == "__main__" for measure in MEASURES.values())
+
+
+@contextmanager
+def _without_the_script() -> Iterator[None]:
+    """Processes started meanwhile do not import the program that calls us.
+
+    A spawned process does so first of all, and a script that compares methods without asking for its `__name__` would start over
+    in every one of them. Runs are told by their settings and need nothing of it, unless the script defines a measure.
+    """
+    script = sys.modules["__main__"]
+    if not _script_has_measures():
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

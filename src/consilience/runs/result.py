@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.federation import Federation
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """Records of every round and the trained federation."""
 
@@ -18,10 +18,18 @@ class Result:
     method: str                                  # the stack in canonical order
     data: dict[str, Any]                         # what the data set says of itself, with the split's hash
     records: list[dict[str, Any]]                # round 0 is preparation, where the method has one
-    federation: Federation = field(repr=False)
+    federation: Federation
     names: tuple[str, ...] = ()
     stopped: str = "all rounds done"
     measured: dict[str, Any] = field(default_factory=dict)     # times, host, paths: what may differ between equal runs
+
+    def __repr__(self) -> str:
+        """A line: in a notebook the records alone would fill pages."""
+        last = self.scored[-1] if self.scored else None
+        said = [f"{name} {last[name]['accuracy']:.3f}" for name in ("global", "personalised")
+                if last and last[name] and last[name]["accuracy"] is not None]
+        rounds = max((r["round"] for r in self.records), default=0)
+        return f"<Result: {self.method} on {self.data.get('name')}, {rounds} rounds{''.join(', ' + s for s in said)}; {self.stopped}>"
 
     @property
     def global_model(self) -> dict[str, Tensor]:
