@@ -205,6 +205,7 @@ def test_a_part_from_a_file_takes_brackets_and_stays_the_same_class(tmp_path):
 @pytest.mark.parametrize(("hook", "said"), [
     ("    def los(self, v):\n        return 0.0", "'los', which is no hook and would not be called. Did you mean 'loss'"),
     ("    pass", "defines no hook"),
+    ("    def tap(self, v, point, x):\n        return x", "defines `tap` but not `points`"),
     ("    other: int\n    def loss(self, v):\n        return 0.0", "The field 'other' of .* has no default"),
 ])
 def test_a_part_that_would_do_nothing_is_refused(tmp_path, hook, said):

@@ -107,6 +107,41 @@ def test_warnings_of_many_sizes():
     short = [own[: 3 if i == 0 else 4 if i == 1 else None] for i, own in enumerate(data.table.train)]
     data = consilience.data.FederatedData(data.name, data.x, data.y, 4, [c._replace(train=own) for c, own in zip(data.clients, short)],
                                           transform=data.transform, description=data.description)
-    said = warnings_of(build_federation(config, data), data)
+    said = warnings_of(build_federation(config, data), data, 3)
     assert said[0].startswith("2 of 20 clients have fewer samples than a batch of 5 and will never train: 0, 1.")
     assert said[1] == "No client has training samples of class 3."
+
+
+def _said(y, class_names=(), **settings):
+    """Warnings before a run on two clients, each with half of so many labels."""
+    config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2, **settings})
+    y = torch.as_tensor(y)
+    x, half = torch.zeros(len(y), 3), len(y) // 2
+    rows = [consilience.data.federated.ClientRows(str(i), torch.arange(half) + i * half, torch.arange(0), torch.arange(0)) for i in (0, 1)]
+    data = consilience.data.FederatedData("mine", x, y, max(2, int(y.max()) + 1), rows, transform=lambda x, y, key: (x, y),
+                                          description={"class_names": list(class_names)})
+    return warnings_of(build_federation(config, data), data, config.run.rounds)
+
+
+def test_labels_that_are_all_the_same_are_warned_of():
+    assert [s.partition(",")[0] for s in _said([0] * 8)] == ["All training samples have the same label"]
+    assert _said([0, 1] * 4) == []
+
+
+def test_a_class_for_every_sample_is_warned_of():
+    said = _said(list(range(80)))
+    assert len(said) == 1
+    assert "80 classes for 80 training samples" in said[0]
+    assert _said(list(range(40)) * 2) == []           # 40 classes, two samples each
+
+
+def test_classes_that_nobody_has_go_by_name_and_not_all_of_them():
+    assert _said([0, 2] * 4, ["well", "ill", "dead"]) == ["No client has training samples of class ill."]
+    assert _said([0, 30] * 4) == ["No client has training samples of class 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 19 more."]
+
+
+def test_a_part_that_begins_after_the_last_round_is_warned_of():
+    # FedFM matches after its first 20 rounds, in round 21
+    assert "anchors first acts in round 21, and the run has 20" in _said([0, 1] * 4, method="fedfm", rounds=20)[0]
+    assert _said([0, 1] * 4, method="fedfm", rounds=21) == []
+    assert _said([0, 1] * 4, method="fedfm", rounds=1, settings={"anchors.start": 0}) == []

@@ -61,6 +61,10 @@ class Anchors(Part):
         return {k: how for k, how in self.reduce.items() if k != unused}
 
     @property
+    def begins(self) -> int:
+        return self.start + 1
+
+    @property
     def skips_exchanges(self) -> bool:
         return self.lite and self.every > 1
 

@@ -72,6 +72,9 @@ def _check_hooks(cls: type[Part], where: str) -> None:
         if near := difflib.get_close_matches(name, missing, n=1, cutoff=0.8):
             raise ConfigError(f"{where} has a method {name!r}, which is no hook and would not be called. Did you mean {near[0]!r}? "
                               "The name of a helper of your own begins with an underscore.")
+    if "tap" not in missing and "points" in missing:
+        raise ConfigError(f"{where} defines `tap` but not `points`, so its tap would never be called. Say where it listens, as in: "
+                          "def points(self, layout): return (layout.features,)")
     if len(missing) == len(HOOKS) and not cls.pools:
         raise ConfigError(f"{where} defines no hook, so it would change nothing. The hooks: {', '.join(HOOKS)}.")
 

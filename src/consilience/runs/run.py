@@ -168,7 +168,7 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
             folder: RunFolder | None, until: float | None = None) -> None:
     from .measure import measures_of_round
-    for message in warnings_of(fed, data):
+    for message in warnings_of(fed, data, config.run.rounds):
         listener.warned(message)
     if (drawn := scored_clients(fed, data, config.run.eval_clients)) is not None:
         listener.noted(f"{len(drawn)} of {data.population} clients, drawn by the seed, are scored; eval_clients=0 scores all")

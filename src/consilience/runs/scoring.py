@@ -17,6 +17,7 @@ from ..data.federated import ClientTable
 from ..metrics.accuracy import Scores, score_global, score_model, score_personal
 
 MOST_SCORED = 1000                # clients scored where no number is asked for
+MANY_CLASSES = 50                 # with more, a class for every other sample is taken for a slip
 NOT_SCORED: dict[str, Any] = {"global": None, "personalised": None, "validation": None}
 
 
@@ -86,9 +87,10 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
     return out
 
 
-def warnings_of(fed: Federation, data: FederatedData) -> list[str]:
-    """What a user should know before the first round."""
-    out = []
+def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
+    """What a user should know before the first of so many rounds."""
+    out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
+           f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
     idle = _never_training(fed)
     if len(idle):
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
@@ -98,11 +100,25 @@ def warnings_of(fed: Federation, data: FederatedData) -> list[str]:
         seen = torch.zeros(data.classes, dtype=torch.int64)
         for rows in data.table.train.rows.split(2**20):
             seen += torch.bincount(data.y[rows], minlength=data.classes)
-        missing = (seen == 0).nonzero().flatten().tolist()
-        if missing:
-            out.append(f"No client has training samples of class {', '.join(map(str, missing))}.")
+        out += _odd_classes(seen, data)
     if fed.size == 1 and not fed.pooled:
         out.append("There is only one client: this is ordinary training, without federation.")
+    return out
+
+
+def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:
+    """Labels that say nothing, and classes that nobody learns. `seen` counts the training samples of each class."""
+    present, missing = int((seen > 0).sum()), (seen == 0).nonzero().flatten().tolist()
+    if present == 1:
+        return ["All training samples have the same label, so every model is right: there is nothing to learn. Look at the labels."]
+    out = []
+    if present > MANY_CLASSES and 2 * present > int(seen.sum()):
+        out.append(f"There are {data.classes} classes for {int(seen.sum())} training samples. Is the label a number to be predicted? Here "
+                   "it is taken for a class: every value is one.")
+    if missing:
+        names = dict(enumerate(data.description.get("class_names") or ()))
+        shown = ", ".join(str(names.get(c, c)) for c in missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        out.append(f"No client has training samples of class {shown}.")
     return out
 
 
