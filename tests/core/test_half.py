@@ -187,6 +187,16 @@ def test_listening_to_maps_changes_no_number() -> None:
     assert {heard.before[point].dtype for point in stages} == {torch.float32}        # who looks at one gets float32
 
 
+def test_maps_are_float32_however_they_are_looked_at() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten())
+    trace = Network(module, ("0",), half=True).forward(model_of(module), torch.ones(2, 1, 2, 2))
+    for shown in (trace.before, trace.after):
+        assert [shown["0"].dtype, shown.get("0").dtype, *(t.dtype for t in shown.values()), *(t.dtype for _, t in shown.items()),
+                dict(shown)["0"].dtype] == [torch.float32] * 5
+        assert shown.data["0"].dtype == torch.bfloat16
+    assert [t.before.data["0"].dtype for t in trace.split([1, 1])] == [torch.bfloat16] * 2
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_what_taps_make_of_a_map_goes_on_as_it_came(flat: bool) -> None:
     """1 + 2⁻¹⁰ is 1 in bfloat16. A vector keeps its bits, for a head that computes in float32; a map does not. Taps get it as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -78,11 +79,11 @@ def in_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-class _Shown(dict[str, Tensor]):
-    """What a pass showed at its points. A map that nobody looks at is never cast."""
+class _Shown(UserDict[str, Tensor]):
+    """What a pass showed at its points, as it came in `data`. A map that nobody looks at is never cast."""
 
     def __getitem__(self, point: str) -> Tensor:
-        return in_float32(super().__getitem__(point))
+        return in_float32(self.data[point])
 
 
 class Trace:
@@ -91,15 +92,14 @@ class Trace:
     __slots__ = ("after", "before", "logits", "notes")
 
     def __init__(self) -> None:
-        self.before: dict[str, Tensor] = _Shown()
-        self.after: dict[str, Tensor] = _Shown()
+        self.before, self.after = _Shown(), _Shown()
         self.notes: dict[str, dict[str, Any]] = {}
         self.logits: Tensor = None  # type: ignore[assignment]  # set by the forward pass
 
     def split(self, sizes: list[int]) -> list[Trace]:
         """One trace for each run of samples, of a pass without taps. The way back joins them in one operation a tensor."""
         out = [Trace() for _ in sizes]
-        for point, whole in self.before.items():
+        for point, whole in self.before.data.items():
             for trace, piece in zip(out, whole.split(sizes)):
                 trace.before[point] = trace.after[point] = piece
         for trace, piece in zip(out, self.logits.split(sizes)):
