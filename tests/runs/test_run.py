@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 
 import consilience
 from consilience.data import load
+from consilience.engines.choose import Choice
+from consilience.engines.estimate import steps_per_round
+from consilience.engines.rehearse import rehearse
+from consilience.engines.sequential import Sequential
 from consilience.errors import ConfigError
 from consilience.runs.run import Listener
 
@@ -157,3 +164,32 @@ def test_a_fraction_of_the_training_samples():
         assert len(b.train) == len(a.train) // 4
         assert set(b.train.tolist()) < set(a.train.tolist())
         assert b.test.equal(a.test)
+
+
+def test_a_run_in_slots_is_rehearsed_first_and_says_what_was_seen(tiny, monkeypatch, tmp_path):
+    """Slots need a GPU; here an engine of the CPU goes by that name. A rehearsal is made to see half a second a step, two a visit."""
+    seen, loop = [], sys.modules["consilience.runs.run"]                        # `consilience.runs.run` is the function
+
+    def rehearsed(fed):
+        real = rehearse(fed)
+        seen.append((fed.round_number, type(fed.engine)))
+        return replace(real, step=0.5, visit=2.0, memory=3 << 30)
+    monkeypatch.setattr(loop, "choose", lambda *args, **how: Choice("slots", "made up", Sequential))
+    monkeypatch.setattr(loop, "rehearse", rehearsed)
+
+    class Ear(Listener):
+        said: ClassVar[list[str]] = []
+
+        def noted(self, message):
+            self.said.append(message)
+    result = consilience.run("scaffold+dbe", out=tmp_path / "r", listener=Ear(), **tiny)
+    assert seen == [(0, Sequential)]
+    seconds = 0.5 * steps_per_round(result.federation) + 2.0 * 4
+    assert Ear.said[0].startswith("slots engine (made up); needs about ")
+    assert Ear.said[0].endswith(f", about {seconds:.1f} s of training a round")
+    assert " of memory, 3 GiB of the GPU's, " in Ear.said[0]
+    consilience.run("scaffold+dbe", out=tmp_path / "r", **tiny)                 # it is finished
+    assert len(seen) == 1
+    monkeypatch.undo()
+    plain = consilience.run("scaffold+dbe", **tiny)
+    assert all(torch.equal(t, plain.global_model[k]) for k, t in result.global_model.items())
