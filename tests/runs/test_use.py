@@ -233,3 +233,62 @@ def test_samples_must_fit(trained, tmp_path):
         predict(trained("fedavg"), f"arrays(path='{tmp_path / 'wide.npz'}')")
     with pytest.raises(DataError, match=r"uint8|float32"):
         predict(trained("fedavg"), "digits")
+
+
+# ---- tables and arrays without labels --------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory):
+    """A run on two wards' tables, and what its global model says of three rows."""
+    at = tmp_path_factory.mktemp("wards")
+    (at / "wards").mkdir()
+    for ward, shift in (("north", 0.0), ("south", 1.0)):
+        lines = [f"{i % 7 + shift},{i % 3},{i * 0.1:.1f},{'ill' if i % 3 else 'well'}" for i in range(24)]
+        (at / "wards" / f"{ward}.csv").write_text("\n".join(["age,dose,days,outcome", *lines]) + "\n")
+    consilience.run("fedavg", f'table(path="{at / "wards"}", label=outcome)', rounds=2, batch=4, out=at / "run")
+    (at / "labelled.csv").write_text("age,dose,days,outcome\n3,1,0.5,ill\n6,0,2,well\n1,2,1.5,ill\n")
+    said = predict(at / "run", f'table(path="{at / "labelled.csv"}", label=outcome)')
+    assert [p["label"] for p in said["predictions"]] == ["ill", "well", "ill"]
+    return at, [p["probabilities"] for p in said["predictions"]]
+
+
+@pytest.mark.parametrize("text", [
+    "age,dose,days\n3,1,0.5\n6,0,2\n1,2,1.5\n",                          # no labels
+    "days,age,dose\n0.5,3,1\n2,6,0\n1.5,1,2\n",                          # in another order
+    "id,days,age,dose\n7,0.5,3,1\n8,2,6,0\n9,1.5,1,2\n",                 # and one column more
+])
+def test_a_table_to_predict_needs_no_labels_and_goes_by_the_names_of_its_columns(wards, text):
+    at, expected = wards
+    (at / "new.csv").write_text(text)
+    said = predict(at / "run", f'table(path="{at / "new.csv"}")')
+    assert [p["probabilities"] for p in said["predictions"]] == expected
+    assert [p["label"] for p in said["predictions"]] == [None] * 3
+    assert said["accuracy"] is None
+
+
+def test_what_a_table_to_predict_lacks_is_said(wards):
+    at, _ = wards
+    (at / "short.csv").write_text("age,dose,label\n3,1,ill\n")
+    with pytest.raises(DataError, match=r"no column 'days', which the run was trained on\. Its columns: age, dose, days"):
+        predict(at / "run", f'table(path="{at / "short.csv"}")')
+    (at / "typo.csv").write_text("age,dose,days\n3,1,0.5\n")
+    with pytest.raises(DataError, match="has no column 'outcome'"):         # a label that is named is expected
+        predict(at / "run", f'table(path="{at / "typo.csv"}", label=outcome)')
+
+
+def test_arrays_to_predict_need_no_labels(wards):
+    at, expected = wards
+    np.savez(at / "new.npz", x=np.array([[3, 1, 0.5], [6, 0, 2], [1, 2, 1.5]], np.float32))
+    said = predict(at / "run", f'arrays(path="{at / "new.npz"}")')
+    assert [p["probabilities"] for p in said["predictions"]] == expected
+    assert said["accuracy"] is None
+    with pytest.raises(DataError, match="must hold the arrays x and y"):
+        consilience.data.load(f'arrays(path="{at / "new.npz"}")')
+
+
+def test_a_folder_of_runs_is_told_from_a_run(wards):
+    at, _ = wards
+    with pytest.raises(ConfigError, match=r"holds no run: .* name one of them, as '.*run'"):
+        open_run(at)
+    with pytest.raises(ConfigError, match=r"holds no run: it has no config\.json\.$"):
+        open_run(at / "wards")

@@ -27,6 +27,7 @@ class Dataset:
     mean: tuple[float, ...] = ()                        # per channel, of values in [0, 1]; empty: not normalised
     std: tuple[float, ...] = ()
     task: str = "classification"
+    feature_names: tuple[str, ...] = ()                 # of the numbers of a sample, where they have names, as the columns of a table
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

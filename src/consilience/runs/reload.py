@@ -37,7 +37,9 @@ def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunC
     """The configuration a run's folder holds, and what it says of its data."""
     path = Path(path)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.")
+        below = sorted(p.parent for p in path.glob("*/config.json"))
+        runs = f" It is a folder of runs, as of a comparison; name one of them, as {str(below[0])!r}." if below else ""
+        raise ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.{runs}")
     stored = read_json(path / "config.json")
     values = {**stored["config"], **{k: v for k, v in stored.get("places", {}).items() if v is not None}}
     if data_dir is not None:

@@ -120,9 +120,13 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 # ---- samples from outside ------------------------------------------------------------------------------------------
 
-def samples_for(run: OpenedRun, source: str, data_dir: str | None = None) -> tuple[Dataset, Tensor]:
-    """Samples of any source in the form the run's model takes, and labels in the run's numbering (−1: none of its classes)."""
-    dataset = sources.make(source).read(data_dir)
+def samples_for(run: OpenedRun, source: str, data_dir: str | None = None, labelled: bool = True) -> tuple[Dataset, Tensor]:
+    """Samples of any source in the form the run's model takes, and labels in the run's numbering (−1: none of its classes).
+
+    Where they need not be `labelled`, samples may come without.
+    """
+    own = sources.make(source)
+    dataset = _in_columns(run, own.read(data_dir) if labelled else own.read_samples(data_dir), source)
     if dataset.task != run.data.task:
         raise DataError(f"The samples of {source!r} are for {dataset.task}, the run was trained for {run.data.task}.")
     if isinstance(dataset, TextDataset):
@@ -132,6 +136,19 @@ def samples_for(run: OpenedRun, source: str, data_dir: str | None = None) -> tup
         raise DataError(f"Samples of {source!r} have the shape {tuple(got.shape[1:])} and the type {_kind(got)}; the run was trained on "
                         f"{tuple(want.shape[1:])} and {_kind(want)}.")
     return dataset, _labels(run, dataset)
+
+
+def _in_columns(run: OpenedRun, dataset: Dataset, source: str) -> Dataset:
+    """The columns that the run was trained on, by their names and in its order; columns beside them are left out."""
+    if not dataset.feature_names:
+        return dataset
+    wanted = sources.make(run.config.run.data).read(run.config.run.data_dir).feature_names
+    missing = [name for name in wanted if name not in dataset.feature_names]
+    if missing:
+        raise DataError(f"Samples of {source!r} have no column {', '.join(map(repr, missing[:5]))}, which the run was trained on. "
+                        f"Its columns: {_some(wanted)}.")
+    place = [dataset.feature_names.index(name) for name in wanted]
+    return replace(dataset, x=dataset.x[:, place], feature_names=wanted) if wanted else dataset
 
 
 def _kind(x: Tensor) -> str:
@@ -174,7 +191,7 @@ def predict(path: str | Path, source: str, *, client: str | None = None, which: 
         raise ConfigError(f"predict gives one class per sample; the run in {str(path)!r} was trained for {run.data.task}. "
                           "Use consilience export.")
     model = served(run, client)
-    dataset, labels = samples_for(run, source, data_dir)
+    dataset, labels = samples_for(run, source, data_dir, labelled=False)
     probabilities = torch.cat([model.logits(x).softmax(1).cpu() for x in batches(run, dataset.x)])
     chosen = probabilities.argmax(1)
     known = labels >= 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from ...errors import DataError
 from ...options import option
@@ -35,9 +38,19 @@ class Arrays(Source):
     default_split = ""
     how_to_get = 'write arrays(path="….npz").'
 
-    def read(self, directory: str | Path | None = None) -> Dataset:
+    def _held(self, directory: str | Path | None) -> tuple[Path, Mapping[str, Any]]:
         path = find_path(self.path, self.name, directory)
-        held: Mapping[str, Any] = map_arrays(path) if path.is_dir() else read_arrays(path)
+        return path, map_arrays(path) if path.is_dir() else read_arrays(path)
+
+    def read_samples(self, directory: str | Path | None = None) -> Dataset:
+        path, held = self._held(directory)
+        if "x" not in held or "y" in held:
+            return self.read(directory)
+        plain = from_arrays(held["x"], np.zeros(len(held["x"]), np.int64), name=path.stem, where=str(path))
+        return replace(plain, y=torch.full_like(plain.y, -1))
+
+    def read(self, directory: str | Path | None = None) -> Dataset:
+        path, held = self._held(directory)
         missing = [k for k in ("x", "y") if k not in held]
         if missing:
             what = "folder" if path.is_dir() else "file"

@@ -84,6 +84,10 @@ class Source:
         """The data set, from the data directory (see `consilience.data.directory`)."""
         return self.read_folder(places.find(self, directory))
 
+    def read_samples(self, directory: str | Path | None = None) -> Dataset:
+        """As `read`, but where the samples have no labels these are −1: for predictions. Sources that always have labels just read."""
+        return self.read(directory)
+
     def read_folder(self, folder: Path) -> Dataset:
         """The data set, from the folder that holds its files."""
         raise NotImplementedError

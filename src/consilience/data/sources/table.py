@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...errors import DataError, did_you_mean
 from ...options import option
@@ -17,6 +18,7 @@ from .base import Source
 
 _LARGEST = float(np.finfo(np.float32).max)
 _PARQUET = (".parquet", ".pq")
+_LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Table(Source):
     """
 
     path: str = option("", "the .csv or .parquet file, or a folder with one for every client")
-    label: str = option("label", "the column with the class")
+    label: str = option(_LABEL, "the column with the class")
     client: str | None = option(None, "the column that says who owns the row; its values become the group 'client'")
     drop: tuple[str, ...] = option((), "columns that are not features")
     separator: str = option(",", "what separates columns of a CSV file")
@@ -41,10 +43,18 @@ class Table(Source):
     how_to_get = 'write table(path="….csv", label="…", client="…").'
 
     def read(self, directory: str | Path | None = None) -> Dataset:
+        return self._dataset(directory, must_be_labelled=True)
+
+    def read_samples(self, directory: str | Path | None = None) -> Dataset:
+        return self._dataset(directory, must_be_labelled=False)
+
+    def _dataset(self, directory: str | Path | None, must_be_labelled: bool) -> Dataset:
         path = find_path(self.path, self.name, directory)
         files = _files(path)
-        tables = [self._columns(file) for file in files]
+        tables = [_parquet(file) if file.suffix.lower() in _PARQUET else _csv(file, self.separator) for file in files]
+        labelled = must_be_labelled or self.label != _LABEL or _LABEL in tables[0]          # a label that is named must be there
         for file, columns in zip(files, tables):
+            self._check(file, columns, labelled)
             if odd := sorted(columns.keys() ^ tables[0].keys()):
                 raise DataError(f"The tables {files[0]} and {file} must have the same columns, and only one of them has "
                                 f"{', '.join(map(repr, odd))}. Rename or delete it.")
@@ -56,17 +66,17 @@ class Table(Source):
         if self.client:
             owner = [value for columns in tables for value in columns[self.client]]
         elif path.is_dir():
-            owner = [file.stem for file, columns in zip(files, tables) for _ in columns[self.label]]
-        labels = _labels([value for columns in tables for value in columns[self.label]])
-        return from_arrays(x, labels, owner, name=path.absolute().stem, where=str(path))
+            owner = [file.stem for file, columns in zip(files, tables) for _ in columns[features[0]]]
+        labels = _labels([value for columns in tables for value in columns[self.label]]) if labelled else np.zeros(len(x), np.int64)
+        data = from_arrays(x, labels, owner, name=path.absolute().stem, where=str(path))
+        return replace(data, feature_names=tuple(features), y=data.y if labelled else torch.full_like(data.y, -1))
 
-    def _columns(self, file: Path) -> dict[str, Any]:
-        columns = _parquet(file) if file.suffix.lower() in _PARQUET else _csv(file, self.separator)
-        for wanted in (self.label, *([self.client] if self.client else []), *self.drop):
+    def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:
+        for wanted in (*([self.label] if labelled else []), *([self.client] if self.client else []), *self.drop):
             if wanted not in columns:
                 raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
-        check_missing(np.asarray(columns[self.label]), "label", str(file))
-        return columns
+        if labelled:
+            check_missing(np.asarray(columns[self.label]), "label", str(file))
 
 
 def _files(path: Path) -> list[Path]:
