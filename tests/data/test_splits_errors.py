@@ -54,7 +54,7 @@ def test_dirichlet_advice_is_followed():
 
 def test_more_clients_than_samples():
     for text in ("iid", "client_dirichlet_prior", "client_dirichlet_flat"):
-        with pytest.raises(DataError, match="the number of clients to at most 20"):
+        with pytest.raises(DataError, match="there are 20: set the number of clients to at most 20"):
             assign(text, made(20), 21)
 
 

@@ -130,7 +130,7 @@ def require_enough(name: str, n: int, clients: int, min_size: int) -> None:
     """Refuse at once what no draw could meet."""
     if clients * min_size > n:
         ways = [f"set min_size to at most {n // clients}"] if n >= clients else []
-        ways.append(f"the number of clients to at most {n // max(min_size, 1)}" if n >= min_size else
+        ways.append(f"{'' if ways else 'set '}the number of clients to at most {n // max(min_size, 1)}" if n >= min_size else
                     f"give at least {clients * min_size} samples")
         raise DataError(f"Split {name!r} over {clients} clients with min_size={min_size} needs {clients * min_size} "
                         f"samples, but there are {n}: {' or '.join(ways)}.")
