@@ -131,3 +131,12 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     assert 3 < before < 401
     from consilience.runs.reload import open_run
     assert 0 < open_run(tmp_path / "r").federation.round_number <= before
+
+
+def test_the_score_of_clients_held_out_is_printed(cli, tmp_path):
+    said = cli("run", "fedavg", "--data", "digits", "--clients", "4", "--split", "iid", "--rounds", "1", "-o", "hold_out=client1,client3",
+               "--out", str(tmp_path / "run"))
+    held = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])["held_out"]
+    own = held["per_client"]
+    each = f"(client1 {own['client1']:.3f}, client3 {own['client3']:.3f})"
+    assert f"Clients held out, last round: {held['accuracy']:.3f} with the global model {each}." in said.out

@@ -68,6 +68,10 @@ def _show(result: Result, folder: Path) -> None:
         say(f"Global model scored {last['global']['scored']}." if last["global"] else
             f"No global score: {last['no_global_model']}.")
         say(f"Personalised models scored {last['personalised']['scored']}.")
+        if held := last.get("held_out"):
+            each = [f"{name} {accuracy:.3f}" for name, accuracy in held["per_client"].items()]
+            shown = ", ".join(each[:8]) + (", …" if len(each) > 8 else "")
+            say(f"Clients held out, last round: {held['accuracy']:.3f} with the global model ({shown}).")
         say(f"Sent up {_size(summary['bytes_up'])}, down {_size(summary['bytes_down'])}.")
     if "privacy" in summary:
         say(f"Privacy: {privacy_line(summary['privacy'])}.")
