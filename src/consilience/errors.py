@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ConsilienceError(Exception):
@@ -43,3 +43,8 @@ def did_you_mean(wrong: str, known: Iterable[str], most: int = 3) -> str:
 def unknown(kind: str, wrong: str, known: Iterable[str], error: type[ConsilienceError] = ConfigError) -> ConsilienceError:
     """The error for a name that nothing answers to."""
     return error(f"Unknown {kind} {wrong!r}.{did_you_mean(wrong, known)}")
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Names in a message, however many there are."""
+    return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")

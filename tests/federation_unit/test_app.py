@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from consilience.engines.flower.settings import FederationSettings
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.federation.app import app_hash, bundle, init, read_settings, settle
 from consilience.federation.approval import files_in, own_settings
@@ -79,5 +80,9 @@ def test_the_form_of_a_sites_own_data(tmp_path):
     (tmp_path / "t.csv").write_text("a,b,label\n" + "1,2,ill\n3,4,well\n" * 5)
     settings = settle({"method": "fedavg"}, like=f"table(path='{tmp_path}/t.csv')")
     assert settings.agreed.class_names == ("ill", "well")
+    assert settings.agreed.feature_names == ("a", "b")
+    assert FederationSettings.make(settings.flat()).agreed.feature_names == ("a", "b")
+    (tmp_path / "t.csv").write_text('a,"b, in mg",label\n' + "1,2,ill\n3,4,well\n" * 5)
+    assert settle({"method": "fedavg"}, like=f"table(path='{tmp_path}/t.csv')").agreed.feature_names == ()      # no list with commas
     plain = settle({"method": "fedavg", "sample": "1,28,28", "classes": 10, "input": "uint8"})
     assert plain.run.run.model

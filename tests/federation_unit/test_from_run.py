@@ -54,8 +54,12 @@ def test_a_run_becomes_a_federation_with_its_numbers(tmp_path):
     assert (settings.agreed.sites, settings.agreed.sample, settings.agreed.class_names) == (3, (2,), ("ill", "well"))
     assert settings.run.stack().canonical == "dbe+scaffold"
     assert "train=0.6, validation=0.2, seed=3" in cut_of(run)
-    sites = [load_site(f"table(path='{ward}.csv', label=dx, {run.cut})", number=i, class_names=settings.agreed.class_names)
-             for i, ward in enumerate(WARDS)]
+    with open(f"{WARDS[1]}.csv") as file:             # a hospital whose table has its columns in another order
+        turned = [",".join((b, a, dx)) for a, b, dx in (line.strip().split(",") for line in file)]
+    with open(f"{WARDS[1]}.csv", "w") as file:
+        file.write("\n".join(turned) + "\n")
+    sites = [load_site(f"table(path='{ward}.csv', label=dx, {run.cut})", number=i, class_names=settings.agreed.class_names,
+                       feature_names=settings.agreed.feature_names) for i, ward in enumerate(WARDS)]
     same = simulate(settings, sites)
     assert [k for k in result.global_model if not torch.equal(result.global_model[k], same.global_model[k])] == []
 

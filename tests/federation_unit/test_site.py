@@ -81,6 +81,17 @@ def test_text_labels_follow_the_agreed_order():
         load_site(spec, class_names=("well", "sick"))
 
 
+def test_columns_follow_the_agreed_order():
+    with open("t.csv", "w") as file:
+        file.write("ward,b,a,dx\n" + "".join(f"{i % 3},{i * 2},{i},{i % 2}\n" for i in range(10)))
+    spec = "table(path='t.csv', label='dx')"
+    assert load_site(spec, feature_names=("a", "b")).x.tolist() == [[i, i * 2] for i in range(10)]       # the ward is left out
+    with pytest.raises(DataError, match=r"have no column 'age', which the federation agreed on\. Its columns: a, age"):
+        load_site(spec, feature_names=("a", "age"))
+    np.savez("s.npz", x=np.zeros((10, 2), np.float32), y=np.arange(10) % 2)
+    assert load_site("arrays(path='s.npz')", feature_names=("a", "b")).x.shape == (10, 2)                  # arrays have no names
+
+
 def test_folder_of_images():
     image = pytest.importorskip("PIL.Image")
     for place, name in enumerate(("cat", "dog")):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, some
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,13 @@ class Dataset:
         for name, group in self.groups.items():
             if len(group) != len(self.y):
                 raise DataError(f"Group {name!r} of data set {self.name!r} has {len(group)} entries for {len(self.y)} samples.")
+
+
+def in_columns(dataset: Dataset, wanted: Sequence[str], whose: str, asked_by: str) -> Dataset:
+    """Samples with these columns, by their names and in this order; others are left out. As they are where one side has no names."""
+    if not wanted or not dataset.feature_names:
+        return dataset
+    if missing := [name for name in wanted if name not in dataset.feature_names]:
+        raise DataError(f"{whose} have no column {some([repr(m) for m in missing])}, which {asked_by}. Its columns: {some(wanted)}.")
+    place = [dataset.feature_names.index(name) for name in wanted]
+    return replace(dataset, x=dataset.x[:, place], feature_names=tuple(wanted))

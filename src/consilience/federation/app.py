@@ -42,8 +42,8 @@ client = client_app()
 '''
 GROUPS = {
     "What is trained": ("method", "model", "taps", "pretrained", "rounds", "eval_every", "seed"),
-    "The data all sites have in common": ("sites", "sample", "input", "classes", "class_names", "task", "vocabulary", "transform",
-                                          "proxy"),
+    "The data all sites have in common": ("sites", "sample", "input", "classes", "class_names", "feature_names", "task", "vocabulary",
+                                          "transform", "proxy"),
     "Rounds, and what happens when sites are late or missing": ("min_sites", "deadline", "late", "wait", "retries", "retry_pause",
                                                                 "participation", "max_upload_mb"),
     "Training at a site": ("lr", "batch", "epochs", "steps", "optimiser", "momentum", "weight_decay", "schedule", "last_batch", "sampling",
@@ -108,15 +108,16 @@ def _form_of(like: str) -> dict[str, Any]:
         transform = source.default_transform or ("normalise" if dataset.mean else "none")
         return {**_form(dataset.x, dataset.classes, dataset.class_names, dataset.task),
                 "transform": make_transform(transform, dataset).text}
-    names = _class_names(like)
-    site = load_site(like, class_names=names)
-    return _form(site.x, site.classes, names, site.task)
+    classes, features = _names(like)
+    site = load_site(like, class_names=classes)
+    return {**_form(site.x, site.classes, classes, site.task), "feature_names": features}
 
 
-def _class_names(like: str) -> tuple[str, ...]:
-    """Names of one site's classes; where that site lacks some, the operator adds them."""
+def _names(like: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of one site's classes (where that site lacks some, the operator adds them), and of its columns."""
     dataset = read_adapter(like)[0]
-    return () if all(n.isdecimal() for n in dataset.class_names) else dataset.class_names
+    lists_well = all("," not in name and name == name.strip() for name in dataset.feature_names)      # a setting is a list with commas
+    return (() if all(n.isdecimal() for n in dataset.class_names) else dataset.class_names), dataset.feature_names if lists_well else ()
 
 
 def _form(x: torch.Tensor, classes: int, names: tuple[str, ...], task: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import rng
 from ..data import SOURCES, ClientRows, Dataset, FederatedData, from_arrays
+from ..data.dataset import in_columns
 from ..data.load import cut, fingerprint_of
 from ..data.text import TextDataset
 from ..errors import ConfigError, DataError, did_you_mean
@@ -35,16 +36,19 @@ TRAIN, VALIDATION = 0.75, 0.1
 _PARTS: dict[str, tuple[Any, Any]] = {"train": (float, TRAIN), "validation": (float, VALIDATION), "seed": (int, 0)}
 
 
-def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_names: Sequence[str] = ()) -> FederatedData:
+def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_names: Sequence[str] = (),
+              feature_names: Sequence[str] = ()) -> FederatedData:
     """What an adapter names, as data with one client, whose rows are the site's train, validation and test parts.
 
     `number` is the site's: its rows are cut as those of the client of that number are in a simulation.
-    `classes` and `class_names` are what the federation agreed on; labels beyond them are refused.
+    `classes`, `class_names` and `feature_names` are what the federation agreed on; labels beyond them are refused, and a table's columns
+    are taken by their names.
     """
     dataset, how = read_adapter(spec)
     if isinstance(dataset, TextDataset):
         raise DataError(f"The site's data ({spec}) are words that it numbers in the order in which it meets them: a number would mean "
                         "another word at every site. Agree on a vocabulary, and give the texts as arrays of its numbers (samples, tokens).")
+    dataset = in_columns(dataset, feature_names, f"The site's data ({spec})", "the federation agreed on")
     labels = _labels(dataset, spec, tuple(class_names))
     found = int(labels.max()) + 1 if len(labels) else 0
     count = classes or len(class_names) or max(found, dataset.classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.part import Model
 from ..data import sources
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, in_columns
 from ..data.text import UNKNOWN, TextDataset, training_vocabulary
-from ..errors import ConfigError, DataError, unknown
+from ..errors import ConfigError, DataError, some, unknown
 from .files import read_tensors
 from .folder import safe_name
 from .reload import OpenedRun, open_run
@@ -99,7 +99,7 @@ def served(run: OpenedRun, client: str | None = None) -> Served:
     if client is None:
         if fed.no_global_model:
             raise ConfigError(f"{fed_name(run)} leaves no global model to use: {fed.no_global_model}. Name a client with --client: "
-                              f"{_some(names)}.")
+                              f"{some(names)}.")
         return Served(fed, 0, fed.client(0), fed.model, False)
     if client not in names:
         raise unknown("client", client, names)
@@ -112,10 +112,6 @@ def served(run: OpenedRun, client: str | None = None) -> Served:
 
 def fed_name(run: OpenedRun) -> str:
     return run.config.stack().canonical
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 
 
 # ---- samples from outside ------------------------------------------------------------------------------------------
@@ -139,16 +135,9 @@ def samples_for(run: OpenedRun, source: str, data_dir: str | None = None, labell
 
 
 def _in_columns(run: OpenedRun, dataset: Dataset, source: str) -> Dataset:
-    """The columns that the run was trained on, by their names and in its order; columns beside them are left out."""
-    if not dataset.feature_names:
-        return dataset
-    wanted = sources.make(run.config.run.data).read(run.config.run.data_dir).feature_names
-    missing = [name for name in wanted if name not in dataset.feature_names]
-    if missing:
-        raise DataError(f"Samples of {source!r} have no column {', '.join(map(repr, missing[:5]))}, which the run was trained on. "
-                        f"Its columns: {_some(wanted)}.")
-    place = [dataset.feature_names.index(name) for name in wanted]
-    return replace(dataset, x=dataset.x[:, place], feature_names=wanted) if wanted else dataset
+    """The columns that the run was trained on."""
+    wanted = sources.make(run.config.run.data).read(run.config.run.data_dir).feature_names if dataset.feature_names else ()
+    return in_columns(dataset, wanted, f"Samples of {source!r}", "the run was trained on")
 
 
 def _kind(x: Tensor) -> str:

@@ -82,7 +82,8 @@ def site_of(run_config: Any, node_config: Any) -> Site:
         settings, own = FederationSettings.make(run_config), SiteSettings.make(node_config)
         _sites.clear()                          # one at a time: its data are in memory
         try:
-            data = load_site(own.data, number=own.site, classes=settings.agreed.classes, class_names=settings.agreed.class_names)
+            a = settings.agreed
+            data = load_site(own.data, number=own.site, classes=a.classes, class_names=a.class_names, feature_names=a.feature_names)
         except ConsilienceError as error:       # its text names files and quotes what stands in them: for the site's own log alone
             raise Refused("its data cannot be read, or are not what was agreed on; the site's log says why") from error
         _sites[key] = Site(settings, own, data)

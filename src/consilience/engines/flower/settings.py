@@ -51,6 +51,7 @@ class _Agreed:
     input: str = option("float32", "type of the samples before the transform", choices=("uint8", "float32", "int64"))
     classes: int = option(0, "number of classes", low=0)
     class_names: tuple[str, ...] = option((), "names of the classes, in order")
+    feature_names: tuple[str, ...] = option((), "names of the columns, in order, where samples are rows of tables")
     task: str = option("classification", "what is learned", choices=("classification", "segmentation"))
     vocabulary: int | None = option(None, "number of tokens, where samples are text", low=1)
     transform: str = option("none", "what every site does to a batch, as in crop+flip+normalise(mean=(0.5,), std=(0.5,))")
