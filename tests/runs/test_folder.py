@@ -79,6 +79,8 @@ def test_what_is_in_it(trained):
     assert environment["packages"]["torch"]
     assert environment["device"]
     assert environment["tf32"] is None                   # of a GPU only
+    assert environment["estimate"]["memory_bytes"] > 0
+    assert environment["estimate"]["gpu_bytes"] == 0
     assert [p.name for p in sorted((at / "checkpoints").iterdir())][-1] == "round-000003"
     assert len(list((at / "checkpoints").iterdir())) <= 2
     names = open_run(at).data.clients

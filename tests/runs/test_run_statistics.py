@@ -39,9 +39,14 @@ def test_paired_leaves_out_seeds_that_one_side_lacks():
     assert paired([0.5], [0.25]).p_value is None
 
 
-def test_equal_differences_have_no_spread():
-    assert paired([0.5, 0.75], [0.25, 0.5]).p_value == 0.0           # both differ by 1/4
-    assert paired([0.5, 0.75], [0.5, 0.75]).p_value == 1.0
+@pytest.mark.parametrize(("values", "reference"), [
+    ([0.5, 0.75], [0.25, 0.5]),                   # both differ by 1/4, exactly
+    ([0.3, 0.8], [0.2, 0.7]),                     # both by 1/10, up to the last bits of a float
+    ([0.5, 0.75], [0.5, 0.75])])                  # not at all
+def test_differences_that_are_all_alike_cannot_be_tested(values, reference):
+    got = paired(values, reference)
+    assert got.difference == pytest.approx(values[0] - reference[0])
+    assert (got.low, got.high, got.p_value, got.n) == (None, None, None, 2)
 
 
 def test_tables_in_every_form():

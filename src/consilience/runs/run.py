@@ -19,7 +19,7 @@ from ..data import FederatedData, load
 from ..engines import Sequential
 from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
-from ..engines.estimate import estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
+from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
 from ..errors import ConfigError
 from ..models import Built, default_for, load_pretrained, make
@@ -133,7 +133,8 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
 
 
 @contextmanager
-def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listener: Listener, cores: int | None) -> Iterator[Choice]:
+def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listener: Listener,
+            cores: int | None) -> Iterator[tuple[Choice, Estimate]]:
     """Choose where steps run, say what the run will need, and put threads back afterwards."""
     threads, (step, visit) = torch.get_num_threads(), time_client(fed) if fed.device.type == "cpu" else (None, 0.0)
     left = config.run.rounds - fed.round_number
@@ -150,7 +151,7 @@ def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listen
             needs = ask(step_seconds=seen.step, visit_seconds=seen.visit, on_gpu=seen.memory)
         listener.noted(f"{choice.name} engine ({choice.why}); {needs.line()}")
         memory.trim()
-        yield choice
+        yield choice, needs
     finally:
         getattr(fed.engine, "close", lambda: None)()
         torch.set_num_threads(threads)
@@ -158,11 +159,12 @@ def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listen
 
 def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
            folder: RunFolder | None, cores: int | None, until: float | None) -> None:
-    with _engine(config, fed, folder, listener, cores) as choice:
+    with _engine(config, fed, folder, listener, cores) as (choice, needs):
         _rounds(config, data, fed, result, listener, folder, until)
-        result.measured |= choice.record(fed) | describe_store(fed)
+        ran = choice.record(fed) | describe_store(fed) | {"estimate": needs.record()}
+        result.measured |= ran
         if folder:
-            folder.describe_environment(fed, choice.record(fed) | describe_store(fed))
+            folder.describe_environment(fed, ran)
 
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+ROUNDING = 1e-12          # of a difference: accuracies that differ by as many samples differ by this much at most
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -47,16 +49,15 @@ class Paired:
 
 
 def paired(values: Sequence[float | None], reference: Sequence[float | None], level: float = 0.95) -> Paired | None:
-    """Seed by seed; pairs with a missing value are left out. With one pair there is no interval."""
+    """Seed by seed; pairs with a missing value are left out. With one pair, or with differences that are all alike, there is nothing to
+    measure a difference by: no interval and no test."""
     differences = np.array([a - b for a, b in zip(values, reference) if a is not None and b is not None])
     n = len(differences)
     if n == 0:
         return None
     mean = float(differences.mean())
-    if n == 1:
-        return Paired(mean, None, None, None, 1, level)
+    if np.ptp(differences) <= ROUNDING * abs(mean):
+        return Paired(mean, None, None, None, n, level)
     error = float(differences.std(ddof=1)) / math.sqrt(n)
     half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * error
-    if error == 0:
-        return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0, n, level)
     return Paired(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean / error), n - 1)), n, level)
