@@ -235,7 +235,7 @@ def test_samples_must_fit(trained, tmp_path):
         predict(trained("fedavg"), "digits")
 
 
-# ---- tables and arrays without labels --------------------------------------------------------------------------------
+# ---- samples without labels ------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def wards(tmp_path_factory):
@@ -284,6 +284,49 @@ def test_arrays_to_predict_need_no_labels(wards):
     assert said["accuracy"] is None
     with pytest.raises(DataError, match="must hold the arrays x and y"):
         consilience.data.load(f'arrays(path="{at / "new.npz"}")')
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    """A run on 8×8 pictures of two classes at two sites, and where they lie."""
+    image = pytest.importorskip("PIL.Image")
+    at = tmp_path_factory.mktemp("scans")
+    for site in ("north", "south"):
+        for shade, kind in ((40, "clear"), (200, "spot")):
+            (at / "train" / site / kind).mkdir(parents=True)
+            for i in range(6):
+                image.fromarray(np.full((8, 8), shade + i, np.uint8)).save(at / "train" / site / kind / f"{i}.png")
+    consilience.run("fedavg", f'folder(path="{at / "train"}", grey=true)', split="by_group(group=domain)", model="mlp", rounds=3,
+                    batch=4, out=at / "run")
+    return at
+
+
+def test_images_to_predict_need_no_class_folders_and_keep_their_names(scans):
+    image = pytest.importorskip("PIL.Image")
+    (scans / "new" / "spot").mkdir(parents=True)
+    (scans / "loose").mkdir()
+    for name, shade in (("b.png", 201), ("a.png", 42)):
+        image.fromarray(np.full((8, 8), shade, np.uint8)).save(scans / "new" / "spot" / name)
+        image.fromarray(np.full((8, 8), shade, np.uint8)).save(scans / "loose" / name)
+    in_classes = predict(scans / "run", f'folder(path="{scans / "new"}", grey=true)')
+    loose = predict(scans / "run", f'folder(path="{scans / "loose"}", grey=true)')
+    assert [p["sample"] for p in in_classes["predictions"]] == ["spot/a.png", "spot/b.png"]
+    assert [p["sample"] for p in loose["predictions"]] == ["a.png", "b.png"]
+    assert [p["probabilities"] for p in loose["predictions"]] == [p["probabilities"] for p in in_classes["predictions"]]
+    assert loose["accuracy"] is None
+    lines = list(csv.DictReader(io.StringIO(predictions_csv(loose))))
+    assert [(row["sample"], row["row"], row["label"]) for row in lines] == [("a.png", "0", ""), ("b.png", "1", "")]
+    with pytest.raises(DataError, match="holds no images in <class>/"):             # to train on they must be labelled
+        consilience.data.load(f'folder(path="{scans / "loose"}", grey=true)')
+
+
+def test_images_beside_class_folders_are_not_guessed_at(scans):
+    image = pytest.importorskip("PIL.Image")
+    (scans / "both" / "spot").mkdir(parents=True)
+    for name in ("a.png", "spot/b.png"):
+        image.fromarray(np.full((8, 8), 42, np.uint8)).save(scans / "both" / name)
+    with pytest.raises(DataError, match="images beside the folder spot/"):
+        predict(scans / "run", f'folder(path="{scans / "both"}", grey=true)')
 
 
 def test_a_folder_of_runs_is_told_from_a_run(wards):

@@ -28,6 +28,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     task: str = "classification"
     feature_names: tuple[str, ...] = ()                 # of the numbers of a sample, where they have names, as the columns of a table
+    sample_names: tuple[str, ...] = ()                  # of the samples, where they have names, as files
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

@@ -188,6 +188,8 @@ def predict(path: str | Path, source: str, *, client: str | None = None, which: 
     name = lambda i: names[i] if i >= 0 else None
     rows = [{"row": row, "label": name(label), "class": name(best), "probabilities": dict(zip(names, p))}
             for row, (label, best, p) in enumerate(zip(labels.tolist(), chosen.tolist(), probabilities.tolist()))]
+    if dataset.sample_names:
+        rows = [{"sample": sample, **row} for sample, row in zip(dataset.sample_names, rows)]
     accuracy = float((chosen[known] == labels[known]).double().mean()) if bool(known.any()) else None
     return {"method": fed_name(run), "client": client, "which": which, "round": run.federation.round_number, "source": source,
             "samples": len(rows), "accuracy": accuracy, "classes": names, "predictions": rows, "measured": {"folder": str(path)}}
@@ -196,10 +198,11 @@ def predict(path: str | Path, source: str, *, client: str | None = None, which: 
 def predictions_csv(document: dict[str, Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["row", "label", "class", *(f"p_{name}" for name in document["classes"])])
+    first = [*(["sample"] if any("sample" in r for r in document["predictions"]) else []), "row", "label", "class"]
+    writer.writerow([*first, *(f"p_{name}" for name in document["classes"])])
     for r in document["predictions"]:
         numbers = (f"{p:.6g}" for p in r["probabilities"].values())
-        writer.writerow([r["row"], "" if r["label"] is None else r["label"], r["class"], *numbers])
+        writer.writerow([*("" if r[name] is None else r[name] for name in first), *numbers])
     return out.getvalue()
 
 

@@ -33,10 +33,19 @@ class Folder(Source):
     default_split = ""
     how_to_get = 'write folder(path="…").'
 
+    def read_samples(self, directory: str | Path | None = None) -> Dataset:
+        root = self._root(directory)
+        paths = image_files(root)
+        if not paths:
+            return self.read(directory)
+        if other := next((p for p in subfolders(root) if image_files(p)), None):
+            raise DataError(f"In {root} there are images beside the folder {other.name}/, which has some too. Images to be predicted lie "
+                            "in one folder, or all of them in class folders.")
+        return Dataset(name=root.name, x=read_images(paths, self._size(paths[0]), grey=self.grey), y=torch.full((len(paths),), -1),
+                       classes=2, sample_names=tuple(p.name for p in paths))
+
     def read(self, directory: str | Path | None = None) -> Dataset:
-        root = find_path(self.path, self.name, directory)
-        if not root.is_dir():
-            raise DataError(f"Source 'folder': {root} is a file; a folder of class folders was expected.")
+        root = self._root(directory)
         tops = subfolders(root)
         if {"train", "test"} == {p.name for p in tops}:
             parts = {p.name: p for p in tops}
@@ -66,7 +75,14 @@ class Folder(Source):
                        y=torch.tensor([names.index(v) for v in labels]), classes=max(len(names), 2), class_names=names,
                        official_test=torch.tensor(tests).nonzero().flatten(),
                        groups={"domain": torch.tensor([groups.index(v) for v in domains])} if grouped else {},
-                       group_names={"domain": groups} if grouped else {})
+                       group_names={"domain": groups} if grouped else {},
+                       sample_names=tuple(p.relative_to(root).as_posix() for p in paths))
+
+    def _root(self, directory: str | Path | None) -> Path:
+        root = find_path(self.path, self.name, directory)
+        if not root.is_dir():
+            raise DataError(f"Source 'folder': {root} is a file; a folder of class folders was expected.")
+        return root
 
     def _size(self, first: Path) -> int:
         if self.size:
