@@ -234,3 +234,10 @@ def test_hints():
     assert did_you_mean("FedProxx", ["fedprox", "scaffold"]) == " Did you mean 'fedprox'?"
     assert did_you_mean("zzz", ["b", "a"]) == " Known: a, b."
     assert did_you_mean("zzz", []) == ""
+
+
+def test_a_list_whose_items_hold_commas_is_json():
+    assert coerce('["dose, mg", "age"]', tuple[str, ...], "x") == ("dose, mg", "age")
+    assert coerce("[dose, age]", tuple[str, ...], "x") == ("dose", "age")
+    with pytest.raises(ConfigError, match="begins like a list in JSON and is none"):
+        coerce('["dose, mg", age]', tuple[str, ...], "x")

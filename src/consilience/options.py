@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -110,6 +111,17 @@ def _type_name(hint: Any) -> str:
     return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def _items(text: str, what: str) -> list[Any]:
+    """The items of a list as users write it, with commas, or as JSON where items hold commas themselves."""
+    if not text.lstrip().startswith('["'):
+        return [v.strip() for v in text.strip("()[]").split(",") if v.strip()]
+    try:
+        items: list[Any] = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{what} begins like a list in JSON and is none: {error}. Got {text!r}.") from None
+    return items
+
+
 def coerce(value: Any, hint: Any, what: str) -> Any:
     """`value` as the declared type, or a ConfigError. Text is read as the type asks; nothing is guessed beyond that."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -126,7 +138,7 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         if isinstance(value, str):
-            value = [v.strip() for v in value.strip("()[]").split(",") if v.strip()]
+            value = _items(value, what)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             value = [value]
         if not isinstance(value, (list, tuple)):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 
 from consilience.engines.flower.settings import FederationSettings
 from consilience.errors import ConfigError, ConsilienceError
-from consilience.federation.app import app_hash, bundle, init, read_settings, settle
+from consilience.federation.app import app_hash, bundle, init, pyproject, read_settings, settle
 from consilience.federation.approval import files_in, own_settings
 
 
@@ -82,7 +83,11 @@ def test_the_form_of_a_sites_own_data(tmp_path):
     assert settings.agreed.class_names == ("ill", "well")
     assert settings.agreed.feature_names == ("a", "b")
     assert FederationSettings.make(settings.flat()).agreed.feature_names == ("a", "b")
-    (tmp_path / "t.csv").write_text('a,"b, in mg",label\n' + "1,2,ill\n3,4,well\n" * 5)
-    assert settle({"method": "fedavg"}, like=f"table(path='{tmp_path}/t.csv')").agreed.feature_names == ()      # no list with commas
+    (tmp_path / "t.csv").write_text('a,"b, in mg",label\n' + "1,2,\"ill, mildly\"\n3,4,well\n" * 5)
+    commas = settle({"method": "fedavg"}, like=f"table(path='{tmp_path}/t.csv')")
+    assert commas.agreed.feature_names == ("a", "b, in mg")
+    assert commas.agreed.class_names == ("ill, mildly", "well")
+    assert FederationSettings.make(commas.flat()).agreed == commas.agreed
+    assert tomllib.loads(pyproject("wards", commas))["tool"]["flwr"]["app"]["config"]["feature_names"] == '["a", "b, in mg"]'
     plain = settle({"method": "fedavg", "sample": "1,28,28", "classes": 10, "input": "uint8"})
     assert plain.run.run.model

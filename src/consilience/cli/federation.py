@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from ..errors import ConfigError
+from ..options import coerce
 from ..runs.config import parse_set
 from .federation_keys import admit, admit_key, dismiss
 from .federation_study import demo, study
@@ -239,7 +240,7 @@ def site(store: Store,
     from ..federation.trust import check_authority, check_node_key
     from .federation_site import watch
     check_address(server_)
-    held = load_site(data, number=number, classes=classes, class_names=[n.strip() for n in class_names.split(",") if n.strip()])
+    held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"))
     about = describe_site(held)
     if check:
         return print_json(about) if as_json else _show_site(about)

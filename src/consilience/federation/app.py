@@ -116,8 +116,7 @@ def _form_of(like: str) -> dict[str, Any]:
 def _names(like: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Of one site's classes (where that site lacks some, the operator adds them), and of its columns."""
     dataset = read_adapter(like)[0]
-    lists_well = all("," not in name and name == name.strip() for name in dataset.feature_names)      # a setting is a list with commas
-    return (() if all(n.isdecimal() for n in dataset.class_names) else dataset.class_names), dataset.feature_names if lists_well else ()
+    return (() if all(n.isdecimal() for n in dataset.class_names) else dataset.class_names), dataset.feature_names
 
 
 def _form(x: torch.Tensor, classes: int, names: tuple[str, ...], task: str) -> dict[str, Any]:

@@ -170,7 +170,8 @@ def _plain(value: Any) -> str | int | float | bool:
     if value is None:
         return "none"
     if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
+        plain = all("," not in (word := str(v)) and word == word.strip(" ()[]") for v in value)
+        return ",".join(map(str, value)) if plain else json.dumps([str(v) for v in value], ensure_ascii=False)
     return value if isinstance(value, (bool, int, float)) else str(value)
 
 
