@@ -104,9 +104,10 @@ class Outcome:
     def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
         digits, printed = e.cell.digits, e.cell.printed
         ours = e.ours
-        failed = f" ({e.state})" if ours and e.state and e.state != "not run" else ""
+        lacking = [f"seed {seed}: {word.partition(':')[0]}" for seed, word in e.states.items() if word not in ("done", "not run")]
+        without = f" ({', '.join(lacking)})" if lacking else ""
         so_far = spread(list(e.partial.values()))
-        shown = (ours.text(digits) + failed) if ours else f"{so_far.text(digits)} at {e.state}" if so_far else e.state
+        shown = (ours.text(digits) + without) if ours else f"{so_far.text(digits)} at {e.state}" if so_far else e.state
         within = {True: "yes", False: "no", None: "–"}[e.within]
         paper = "ours" if e.cell.ours else "–" if printed is None else printed.shown(digits)
         more = [s.text(digits) if (s := spread(list(e.also.get(t, {}).values()))) else "–" for t in extra]
