@@ -13,7 +13,7 @@ NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
 _NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "nova", "scaffold")
-_PERSONAL = ("babu", "bn", "ditto", "per", "prbm", "rep")
+_PERSONAL = ("babu", "bn", "ditto", "per", "prbm", "rep", "rod")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
@@ -23,6 +23,11 @@ REFUSED: dict[str, str] = {
     "fomo+union": "fomo has a comparison of clients",
     "fomo+local": "both claim the question of what travels",
     **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
+    **{"+".join(sorted(("rod", name))): f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
+    "babu+rod": "babu has a frozen random head",
+    "cosine+rod": "rod has a second head",
+    "drift+rod": "both define `main_loss`",
+    "mixup+rod": "mixup has soft labels",
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
     "babu+ditto": "both define `personalise`",

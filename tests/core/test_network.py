@@ -72,6 +72,35 @@ def test_points_show_what_enters_and_what_leaves():
     torch.testing.assert_close(tapped.logits, net.head(2 * trace.before["head:input"]))
 
 
+class After(TinyNet):
+    """Something comes after the head, with a mode and with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x):
+        return self.last(super().forward(x))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_tap_may_run_a_module_of_another_model_in_the_midst_of_a_pass(train):
+    """The pass goes on with its own weights and in its own mode, and the module's points do not fire again."""
+    network = Network(After(), ["head:input", "head"])
+    mine, other = model_of(seeded(After)), model_of(After())
+    x = rng.normal(rng.key(1), (6, 1, 8, 8))
+
+    def tap(trace, point, value):
+        return value + network.apply(other, "head", trace.after["head:input"], not train) if point == "head" else value
+    seen = network.forward(mine, x, train, tap)
+    z = seen.before["head:input"]
+    heads = [nn.functional.linear(z, m["params"]["head.weight"], m["params"]["head.bias"]) for m in (mine, other)]
+    torch.testing.assert_close(seen.after["head"], heads[0] + heads[1])
+    last = seeded(After).last.train(train)
+    torch.testing.assert_close(seen.logits, last(heads[0] + heads[1]))
+    assert torch.equal(network.forward(mine, x, train, tap).logits, seen.logits)
+
+
 def test_an_error_inside_the_model_leaves_the_network_usable():
     network, model = Network(tiny_net(), ["neck"]), model_of(tiny_net())
     with pytest.raises(RuntimeError):

@@ -211,15 +211,24 @@ class Network:
             self._trace, self._keys["key"] = None, None
         return trace
 
-    def apply(self, model: Model, name: str, x: Tensor) -> Tensor:
-        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves."""
+    def apply(self, model: Model, name: str, x: Tensor, train: bool = True) -> Tensor:
+        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves. A tap may ask for it in
+        the midst of a pass, which goes on as it was.
+        """
         part = self.module.get_submodule(name)
+        trace, held, mode = self._trace, self._model, self._train
         if next(part.buffers(), None) is not None:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
-        self._hold(model, True)
+        self._hold(model, train)
         if self._weights is not None:
             self._weights.leave(part.modules())
-        return part(x)
+        self._trace = None
+        try:
+            return part(x)
+        finally:
+            if trace is not None and held is not None:
+                self._trace = trace
+                self._hold(held, bool(mode))
 
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:
         """Every point fires exactly once, no draw from the global generator; returns the shape at each point and the classes."""

@@ -55,6 +55,7 @@ class Pass:
 
         def tapped(trace: Trace, point: str, x: Tensor) -> Tensor:
             for part, view in views:
+                view._so_far = trace
                 seen = x if part.narrow_maps else in_float32(x)
                 out = part.tap(view, point, seen)
                 out, note = out if isinstance(out, tuple) else (out, None)

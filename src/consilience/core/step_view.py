@@ -35,10 +35,11 @@ class Unfolded(NamedTuple):
 class StepView:
     """What a part may read during a step. Nothing in it may be written."""
 
-    __slots__ = ("_label", "_part", "_pass")
+    __slots__ = ("_label", "_part", "_pass", "_so_far")
 
     def __init__(self, pass_: Pass, part: Part, label: str = "batch") -> None:
         self._pass, self._part, self._label = pass_, part, label
+        self._so_far: Trace | None = None             # in a tap
 
     shared, kept, personal = _own("shared"), _own("kept"), _own("personal")
     received, previous = _slot("received"), _slot("previous")      # models, frozen for the round
@@ -72,8 +73,10 @@ class StepView:
 
     @property
     def trace(self) -> Trace:
-        assert self._pass.trace is not None
-        return self._pass.trace
+        """Of the main pass; in a tap, of the pass that it acts in, as far as that has come."""
+        trace = self._so_far or self._pass.trace
+        assert trace is not None
+        return trace
 
     @property
     def features(self) -> Tensor:
@@ -125,4 +128,4 @@ class StepView:
 
     def apply(self, name: str, x: Tensor, model: Model | None = None) -> Tensor:
         """One submodule (an attached module, the head) of v.model or of the model given."""
-        return self._pass.step.program.network.apply(model or self.model, name, x)
+        return self._pass.step.program.network.apply(model or self.model, name, x, self.train)

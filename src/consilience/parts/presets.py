@@ -39,6 +39,7 @@ _LIST = (
     Preset("groupdro", ("dro",), "Clients with higher loss weigh more."),
     Preset("fedper", ("per",), "A head of one's own, trained jointly."),
     Preset("fedrep", ("rep",), "A head of one's own, trained before the shared base."),
+    Preset("fedrod", ("rod",), "One balanced head for all clients, and a personal one on top of it."),
     Preset("fedbabu", ("babu",), "A frozen random head; fine-tuning before use."),
     Preset("fedgen", ("gen",), "A feature generator trained against the clients' heads."),
     Preset("fedfomo", ("fomo",), "Each client mixes the models that help it."),
