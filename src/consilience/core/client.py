@@ -14,6 +14,7 @@ from .. import rng, tree
 from ..tree import Tree
 from .network import Trace
 from .part import Model, Part
+from .samples import Schedule
 from .slot import Slot
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class ClientView:
     def size(self) -> int:
         """Number of training samples."""
         return self._fed.samples.size_of(self.id)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The batches of its round, as (phase, sizes) one after another; empty where it cannot make one."""
+        return self._fed.samples.schedule(self.id, self._fed.phases)
 
     def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """The client's training samples (or those held back), in order, transformed as in evaluation. On a GPU small samples come in

@@ -43,6 +43,8 @@ _LIST = (
     Preset("fedbabu", ("babu",), "A frozen random head; fine-tuning before use."),
     Preset("fedgen", ("gen",), "A feature generator trained against the clients' heads."),
     Preset("fedfomo", ("fomo",), "Each client mixes the models that help it."),
+    Preset("fedproto", ("local", "proto"), "Clients share prototypes of the classes, not models.",
+           options={"weight": ("proto.weight",), "collect": ("proto.collect",), "aggregation": ("proto.aggregation",)}),
     Preset("fedbr", ("debias",), "Pseudo-data with uniform labels and a min-max contrast."),
     Preset("lfd", ("cosine", "drift"), "A cosine head with margin, and labels against the client's own drift.",
            options={"tau": ("cosine.tau", "drift.tau"), "margin": ("drift.margin",), "weight": ("drift.weight",),
