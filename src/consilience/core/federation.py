@@ -79,7 +79,8 @@ class Federation:
     def personal(self) -> bool:
         """Whether clients are served by models of their own rather than by the global one."""
         fresh = self.clients.fresh.tensors
-        return bool(fresh["personal"] or fresh["local"] or self.method.using("personalise"))
+        acting = [p for p in self.method.parts if fresh["personal"].get(p.name) and not p.only_in_training]
+        return bool(acting or fresh["local"] or self.method.using("personalise"))
 
     @property
     def models_travel(self) -> bool:

@@ -9,15 +9,20 @@ from dataclasses import dataclass
 class Layout:
     """Names of a model's stages and of its split into extractor, header and head.
 
-    A *point* is a module's name (its output), or "name:input" for what enters it. `extractor` and `header` list the
-    modules they are made of, in the order of the forward pass; the header may be empty. Stages are the convolution
-    stages whose outputs are maps (FedFA augments there).
+    A *point* is a module's name (its output), or "name:input" for what enters it; ":input" is what enters the model.
+    `extractor` and `header` list the modules they are made of, in the order of the forward pass; the header may be empty.
+    Stages are the convolution stages whose outputs are maps (FedFA augments there).
     """
 
     head: str = "head"
     stages: tuple[str, ...] = ()
     extractor: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
+
+    @property
+    def entry(self) -> str:
+        """The point of what enters the model."""
+        return ":input"
 
     @property
     def features(self) -> str:

@@ -93,6 +93,7 @@ class Part:
     acts_on: ClassVar[str] = "model"      # the model whose phases call this part's step hooks
     previous: ClassVar[bool] = False      # asks for v.previous, the client's last trained model
     reserve: ClassVar[float] = 0.0        # share of a client's training samples held back
+    only_in_training: ClassVar[bool] = False   # its personal tensors act in training alone: nobody is served by a model of its own for them
     scored: ClassVar[str] = ""            # when a client's own model is scored, where it is not right after aggregation
     pools: ClassVar[bool] = False         # train one model on all clients' samples together
     reads_models: ClassVar[bool] = False  # its server hooks look at single clients' models (s.models)

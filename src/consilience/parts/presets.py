@@ -35,6 +35,7 @@ _LIST = (
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),
+    Preset("fedrobust", ("affine",), "Inputs changed to the model's disadvantage, by an affine map of each client's own."),
     Preset("fedbn", ("bn",), "Normalisation layers stay on the clients."),
     Preset("groupdro", ("dro",), "Clients with higher loss weigh more."),
     Preset("fedper", ("per",), "A head of one's own, trained jointly."),
