@@ -26,7 +26,7 @@ REFUSED: dict[str, str] = {
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
     "babu+ditto": "both define `personalise`",
-    "mixup+ntd": "mixup has soft labels",
+    **{f"{name}+ntd": f"{name} has soft labels" for name in ("manifold_mixup", "mixup", "moex")},
     **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",
 }
