@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from consilience import tree
 from consilience.core.client import LocalWork
+from consilience.engines.sequential import Sequential
 from consilience.parts import PARTS
 from consilience.testing import differences, in_model, run_tiny, tiny_federation, tiny_net, trial
 
@@ -106,6 +107,32 @@ def test_what_defines_the_task_acts_on_ditto_too() -> None:
     own = [f.client(0).tensors["personal"]["ditto"]["model"]["params"]["head.weight"] for f in (start, plain, mixed)]
     assert not torch.equal(own[0], own[1])
     assert not torch.equal(own[1], own[2])
+
+
+@pytest.mark.parametrize("name", ["manifold_mixup", "mixstyle", "moex"])
+def test_fedfa_sees_features_that_were_mixed_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """METHODS.md 10.5: at one stage FedFA comes second, so its statistics (α = 0: of one batch) are of mixed maps; labels stay mixed."""
+    settings = {"layers": (1,)} if name == "manifold_mixup" else {"p": 1.0}
+    alone, both = (tiny_federation([part(name, **settings), *more], steps=1) for more in ([], [part("ffa", momentum=0.0)]))
+    steps = []
+    real = Sequential.steps
+
+    def steps_seen(self: Sequential, slot: Any, phase: Any, sizes: list[int]) -> None:
+        monkeypatch.setattr(self.program, "step", lambda *a, real=self.program.step: steps.append(real(*a)) or steps[-1])
+        real(self, slot, phase, sizes)
+    monkeypatch.setattr(Sequential, "steps", steps_seen)
+    for fed in (alone, both):
+        fed.round([0])
+    one, other = (step.first for step in steps)
+    before, mixed = one.trace.before["stage1"], one.trace.after["stage1"]
+    assert float((mixed - before).detach().abs().max()) > 1e-2
+    assert not torch.equal(other.trace.after["stage1"], mixed)
+    std = lambda x: (x.detach().var((2, 3)) + 1e-6).sqrt().mean(0)
+    seen = both.client(0).tensors["kept"]["ffa"]["stats"]["stage1"]
+    torch.testing.assert_close(seen["std"], std(mixed))
+    assert float((seen["std"] - std(before)).abs().max()) > 1e-4
+    assert torch.equal(one.batch.target, other.batch.target)
+    assert one.batch.target.is_floating_point() == (name != "mixstyle")
 
 
 def test_lfd_and_fedfm_put_anchors_on_the_input_of_the_cosine_head() -> None:

@@ -27,11 +27,10 @@ REFUSED: dict[str, str] = {
     "babu+rod": "babu has a frozen random head",
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",
-    "mixup+rod": "mixup has soft labels",
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
     "babu+ditto": "both define `personalise`",
-    "mixup+ntd": "mixup has soft labels",
+    **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mixup", "moex") for hard in ("ntd", "rod")},
     **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",
 }

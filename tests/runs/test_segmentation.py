@@ -19,7 +19,8 @@ def three_sites() -> FederatedData:
     return FederatedData("toy", x, (x[:, 0] > 127).to(torch.uint8), 2, clients, task="segmentation")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam"])
+@pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam", "fedfa+mixstyle",
+                                    "fedfa+moex", "fedfa+manifold_mixup"])
 def test_methods_train_and_are_scored_by_dice(method):
     result = consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2, lr=0.01)
     scores = result.records[-1]["personalised"]

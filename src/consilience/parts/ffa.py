@@ -16,10 +16,9 @@ from ..core.network import in_float32
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
-from ..errors import ConfigError
 from ..options import option
 from ..tree import Tree
-from . import _ffa_cuda
+from . import _ffa_cuda, _mixing
 
 EPS = 1e-6
 
@@ -55,11 +54,7 @@ class Ffa(Part):
     prefers = {"weights": "uniform"}
 
     def chosen(self, layout: Layout) -> tuple[str, ...]:
-        wrong = [n for n in self.stages if not 1 <= n <= len(layout.stages)]
-        if wrong or not layout.stages:
-            have = f"stages 1 to {len(layout.stages)}" if layout.stages else "no convolution stages"
-            raise ConfigError(f"The 'stages' option of ffa asks for {list(self.stages) or 'all'}, but the model has {have}.")
-        return tuple(layout.stages[n - 1] for n in self.stages) if self.stages else layout.stages
+        return _mixing.chosen(layout, self.stages, self.name)
 
     @property
     def uploads(self) -> Mapping[str, str]:
@@ -69,12 +64,7 @@ class Ffa(Part):
         return self.chosen(layout)
 
     def require(self, spec: Spec) -> str | None:
-        for point in self.chosen(spec.layout):
-            shape = spec.shapes[point]
-            if len(shape) != 3 or shape[1] * shape[2] < 2:
-                return (f"needs feature maps of at least two positions, but {point!r} has shape {shape}. "
-                        "Choose other stages with ffa.stages, or larger inputs.")
-        return None
+        return _mixing.no_spread(spec, self.chosen(spec.layout), self.name)
 
     def _each(self, spec: Spec, mean: float, std: float) -> Tree:
         fill = lambda q, value: torch.full((spec.shapes[q][0],), value)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from .. import rng
 from ..core.part import Batch, Part, Spec
 from ..core.step import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree
+from . import _mixing
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,10 @@ class Mixup(Part):
         return "mixes inputs, and whole numbers, as the words of a text, cannot be mixed." if spec.tokens and self.alpha else None
 
     def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
-        steps, batch = len(sizes), spec.policy.batch
-        weight = rng.host(key).beta(self.alpha, self.alpha, steps) if self.alpha else [1.0] * steps
-        noise = rng.bits(rng.key(key, "order"), steps * batch).reshape(steps, batch)
-        # a smaller last batch is permuted within itself: places beyond it sort to the end
-        beyond = torch.arange(batch) >= sizes[:, None]
-        order = torch.where(beyond, torch.iinfo(torch.int64).max, noise).argsort(dim=1, stable=True)
-        return {"weight": torch.as_tensor(weight, dtype=torch.float32), "order": order}
+        return {"weight": _mixing.weights(key, self.alpha, len(sizes)), "order": _mixing.partners(key, spec, sizes)}
 
     def batch(self, v: StepView) -> Batch:
         b = v.batch
         w, other = v.plan["weight"], v.plan["order"][: len(b.x)]
-        mix = lambda t: w * t + (1 - w) * t.index_select(0, other)
+        mix = lambda t: _mixing.mixed(t, w, other)
         return b._replace(x=mix(b.x), target=mix(as_probabilities(b.target, v.spec.classes)))
