@@ -70,12 +70,14 @@ def test_fedbabu_tunes_the_head_too(trained):
     assert "fine-tuned" in done.report["rule"]
 
 
-def test_ditto_gives_a_second_model_that_began_at_the_global_one(trained):
+@pytest.mark.parametrize("method", ["ditto", "apfl"])
+def test_a_second_model_begins_at_the_global_one(trained, method):
     """With no step to speak of the personal model is the global one, not the initial one."""
-    run = open_run(trained("ditto"))
-    done = onboard(trained("ditto"), SOURCE, epochs=1, lr=1e-12)
+    run = open_run(trained(method))
+    done = onboard(trained(method), SOURCE, epochs=1, lr=1e-12)
     for k, v in done.model.model["params"].items():
         torch.testing.assert_close(v, run.federation.model["params"][k])
+    assert "local training as in a round" in done.report["rule"]
 
 
 def test_methods_without_a_global_model(trained):

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import rng, tree
 from ..errors import ConfigError
+from ..tree import Flat
 from .half import Together
 from .part import Model
 from .pooling import pool_swiftly
@@ -87,12 +88,13 @@ class _Shown(UserDict[str, Tensor]):
 
 
 class Trace:
-    """What a pass showed: each point before and after the taps, what the taps noted, and the logits."""
+    """What a pass showed: each point before and after the taps, what the taps noted, the logits, and buffers as the pass left them."""
 
-    __slots__ = ("after", "before", "logits", "notes")
+    __slots__ = ("after", "before", "buffers", "logits", "notes")
 
     def __init__(self) -> None:
         self.before, self.after = _Shown(), _Shown()
+        self.buffers: Flat = {}
         self.notes: dict[str, dict[str, Any]] = {}
         self.logits: Tensor = None  # type: ignore[assignment]  # set by the forward pass
 
@@ -103,7 +105,7 @@ class Trace:
             for trace, piece in zip(out, whole.split(sizes)):
                 trace.before[point] = trace.after[point] = piece
         for trace, piece in zip(out, self.logits.split(sizes)):
-            trace.logits = piece
+            trace.logits, trace.buffers = piece, self.buffers
         return out
 
 
@@ -201,6 +203,7 @@ class Network:
         self._hold(model, train)
         self._trace, self._tap, self._keys["key"] = Trace(), tap, key
         trace = self._trace
+        trace.buffers = model["buffers"]
         try:
             if self._weights is not None:
                 with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:

@@ -68,10 +68,10 @@ class Pass:
     def _dropout_key(self, label: str) -> Callable[[], Tensor]:
         return lambda: rng.key(self.step.key, "dropout", label)
 
-    def forward(self, model: Model, x: Tensor, train: bool, taps: bool, label: str) -> Trace:
+    def forward(self, model: Model, x: Tensor, train: bool, taps: bool, label: str, learn: bool = False) -> Trace:
         mine = model is self.model
-        learning = mine and torch.is_grad_enabled()
-        if learning and train and id(x) in self.beside:
+        learning = (mine or learn) and torch.is_grad_enabled()
+        if mine and learning and train and id(x) in self.beside:
             return self.beside[id(x)][0]
         memo = self.memo if mine else self.step.memo
         call = (id(model), id(x), train, taps, label, learning)

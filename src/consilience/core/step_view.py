@@ -115,9 +115,11 @@ class StepView:
         counter = getattr(step.slot, "counter", None)
         return Unfolded(step.key if counter is None else step.slot.key, counter, number)
 
-    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, label: str = "batch") -> Trace:
-        """One pass of `model`. Gradients flow only through v.model; equal calls in a step are computed once."""
-        return self._pass.forward(model, x, train, taps, label)
+    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, label: str = "batch", learn: bool = False) -> Trace:
+        """One pass of `model`. Gradients flow only through v.model, or through a part's own model that is to `learn`; equal calls in a
+        step are computed once. No buffer is written to: trace.buffers has those of the model as the pass left them.
+        """
+        return self._pass.forward(model, x, train, taps, label, learn)
 
     def once(self, label: str, compute: Callable[[], Any]) -> Any:
         """What `compute` gives, computed once in this pass however many hooks ask."""

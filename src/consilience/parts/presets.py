@@ -35,6 +35,7 @@ _LIST = (
     Preset("moex", ("moex",), "Samples of a batch exchange the moments of their features, and some of their labels."),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
+    Preset("apfl", ("apfl",), "A personal model mixed with the shared one, by a weight that adapts."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),

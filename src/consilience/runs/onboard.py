@@ -109,7 +109,9 @@ def _beginning(run: OpenedRun, fed: Federation, number: int) -> tuple[ClientStat
     for phase in fed.phases:
         if phase.model in personal:                  # a second model of its own begins where the global one stands
             personal[phase.model] = {**personal[phase.model], "model": tree.clone(fed.model)}
-    state = replace(state, tensors={**state.tensors, "local": local, "personal": personal})
+    whole = lambda t: isinstance(t, dict) and t.keys() == fed.model.keys()
+    kept = {name: {k: tree.clone(fed.model) if whole(t) else t for k, t in held.items()} for name, held in state.tensors["kept"].items()}
+    state = replace(state, tensors={**state.tensors, "local": local, "personal": personal, "kept": kept})
     said = ["the initial model, since nothing of a model travels" if not fed.spec.trained else "the global model"]
     if norm:
         said.append("normalisation layers averaged over the run's clients")
@@ -130,7 +132,8 @@ class _Visit(LocalWork):
 def _train(fed: Federation, number: int, state: ClientState, start: Model, epochs: int) -> tuple[Served, str]:
     """By the method's own local training, with its stored shared state; nothing is aggregated."""
     personalise = fed.method.using("personalise")
-    if personalise and not tree.leaves(state.tensors["personal"]) and not state.tensors["local"]:
+    held = {"personal": state.tensors["personal"], **{p.name: state.tensors["kept"].get(p.name, {}) for p in personalise}}
+    if personalise and not tree.leaves(held) and not state.tensors["local"]:
         model, _ = fed.train_plainly(number, start, epochs)
         return Served(fed, number, state, model, True, NEW), f"the whole model was fine-tuned, as {personalise[0].name} does before use"
     heads = any("local head" in p.traits for p in fed.method.parts) and bool(fed.spec.trained)
