@@ -12,8 +12,8 @@ from consilience.testing import check_pair, differences, run_tiny, trial
 NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
-_NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "nova", "scaffold")
-_PERSONAL = ("babu", "bn", "ditto", "per", "prbm", "rep")
+_NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "moreau", "nova", "scaffold")
+_PERSONAL = ("babu", "bn", "ditto", "moreau", "per", "prbm", "rep")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
@@ -25,7 +25,8 @@ REFUSED: dict[str, str] = {
     **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
-    "babu+ditto": "both define `personalise`",
+    **dict.fromkeys(("babu+ditto", "babu+moreau", "ditto+moreau"), "both define `personalise`"),
+    "moreau+sam": "both define `gradient`",
     "mixup+ntd": "mixup has soft labels",
     **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",

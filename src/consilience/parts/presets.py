@@ -32,6 +32,7 @@ _LIST = (
     Preset("mixup", ("mixup",), "Mix the samples and labels of a batch."),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
+    Preset("pfedme", ("moreau",), "Personal models held near a global one, which follows them."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),

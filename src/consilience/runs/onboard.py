@@ -130,7 +130,8 @@ class _Visit(LocalWork):
 def _train(fed: Federation, number: int, state: ClientState, start: Model, epochs: int) -> tuple[Served, str]:
     """By the method's own local training, with its stored shared state; nothing is aggregated."""
     personalise = fed.method.using("personalise")
-    if personalise and not tree.leaves(state.tensors["personal"]) and not state.tensors["local"]:
+    homes = state.tensors
+    if personalise and not (tree.leaves(homes["personal"]) or homes["local"] or homes["kept"].get(personalise[0].name)):
         model, _ = fed.train_plainly(number, start, epochs)
         return Served(fed, number, state, model, True, NEW), f"the whole model was fine-tuned, as {personalise[0].name} does before use"
     heads = any("local head" in p.traits for p in fed.method.parts) and bool(fed.spec.trained)
