@@ -87,10 +87,10 @@ MUTATIONS = (
              "return active if True else active |",
              f"{COMPOSED}::test_fedrep_and_fedbr_step_their_adversary_in_the_base_phase_only"),
     # gradient before grad
-    Mutation("corrections bend SAM's shift", "core/step.py", "            g = part.gradient(view, step.grad_at)\n",
+    Mutation("corrections bend SAM's shift", "core/step.py", "            out = part.gradient(view, step.grad_at)\n",
              "            def corrected(params):\n                g = step.grad_at(params)\n"
              "                for q, w in step.first.views(\"grad\"):\n                    g = q.grad(w, g)\n                return g\n"
-             "            g = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
+             "            out = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
     Mutation("statistics from the last pass", "core/step.py", "        if main:\n            self.result = loss.detach(), at.scratch",
              "        if True:\n            self.result = loss.detach(), at.scratch",
              f"{COMPOSED}::test_statistics_come_from_the_first_of_sams_passes"),
@@ -214,6 +214,15 @@ MUTATIONS = (
              "parts/test_proto.py::test_features_of_the_last_epoch"),
     Mutation("a prototype that nobody has pulls to zero", "parts/proto.py", "(seen[target] * (h - proto[target])", "((h - proto[target])",
              "parts/test_proto.py::test_the_pull_by_hand"),
+    Mutation("pFedMe's personal model begins anew with every batch", "parts/moreau.py", 'theta = v.scratch["theta"]',
+             'theta = {k: v.params[k] for k in v.scratch["theta"]}', "parts/test_moreau.py::test_two_batches_by_hand"),
+    Mutation("what a gradient hook notes is lost", "core/step.py", "} | noted).items():", "}).items():",
+             "parts/test_moreau.py::test_two_batches_by_hand"),
+    Mutation("adversaries step a copy where the first pass is elsewhere", "core/step.py", "p if p is here[k] else p.detach()", "p.detach()",
+             "parts/test_moreau.py::test_adversaries_step_what_they_attached"),
+    Mutation("later hooks do not see a first pass that was elsewhere", "core/step.py",
+             'for seen in ("trace", "terms", "relabelled", "scratch"):', "for seen in ():",
+             "parts/test_moreau.py::test_later_hooks_of_the_step_see_the_first_pass_and_the_model_itself"),
     Mutation("drift with the wrong sign", "parts/drift.py",
              "v.forward(v.received, v.batch.x).logits - v.forward(v.previous, v.batch.x).logits",
              "v.forward(v.previous, v.batch.x).logits - v.forward(v.received, v.batch.x).logits",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from consilience.core.method import Method
@@ -12,8 +14,8 @@ from consilience.testing import check_pair, differences, run_tiny, trial
 NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
-_NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "nova", "scaffold")
-_PERSONAL = ("apfl", "babu", "bn", "ditto", "per", "prbm", "rep", "rod")
+_NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "moreau", "nova", "scaffold")
+_PERSONAL = ("apfl", "babu", "bn", "ditto", "moreau", "per", "prbm", "rep", "rod")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
@@ -25,13 +27,13 @@ REFUSED: dict[str, str] = {
     **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{"+".join(sorted(("rod", name))): f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{f"apfl+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
-    **{f"apfl+{name}": "both define `personalise`" for name in ("babu", "ditto")},
     "babu+rod": "babu has a frozen random head",
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
-    "babu+ditto": "both define `personalise`",
+    **{"+".join(pair): "both define `personalise`" for pair in combinations(("apfl", "babu", "ditto", "moreau"), 2)},
+    "moreau+sam": "both define `gradient`",
     **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mixup", "moex") for hard in ("ntd", "rod")},
     **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",

@@ -80,6 +80,17 @@ def test_a_second_model_begins_at_the_global_one(trained, method):
     assert "local training as in a round" in done.report["rule"]
 
 
+def test_pfedme_trains_a_model_of_its_own_near_the_global_one(trained):
+    """Its local training as in a round, not plain fine-tuning; the personal model is the one served."""
+    run = open_run(trained("pfedme"))
+    done = onboard(trained("pfedme"), SOURCE, epochs=1)
+    assert done.report["rule"].startswith("local training as in a round")
+    own = done.model.state.tensors["kept"]["moreau"]["model"]["params"]
+    for k, v in done.model.model["params"].items():
+        assert torch.equal(v, own[k])
+        assert not torch.equal(v, run.federation.model["params"][k])
+
+
 def test_methods_without_a_global_model(trained):
     assert "initial model" in onboard(trained("local"), SOURCE, epochs=1).report["start"]
     assert "mixture of the clients' models" in onboard(trained("fedfomo"), SOURCE, epochs=1).report["rule"]

@@ -185,7 +185,7 @@ class Part:
     def adversary(self, v: StepView) -> Any: return 0.0
     def main_loss(self, v: StepView) -> Any: return 0.0
     def loss(self, v: StepView) -> Any: return 0.0
-    def gradient(self, v: StepView, grad_at: Callable[[Flat], Flat]) -> Flat: return grad_at(v.params)
+    def gradient(self, v: StepView, grad_at: Callable[[Flat], Flat]) -> Flat | tuple[Flat, Tree]: return grad_at(v.params)
     def grad(self, v: StepView, g: Flat) -> Flat: return g
     # on the server
     def server(self, s: ServerView) -> tuple[Tree, Tree]: return s.shared, s.server

@@ -172,7 +172,8 @@ class Step:
         main = self.result is None
         at = self.first
         if params is not self.model["params"]:
-            leaf = {k: p.detach().requires_grad_(k in self.program.trains[self.phase.name]) for k, p in params.items()}
+            here, trains = self.model["params"], self.program.trains[self.phase.name]       # what is not elsewhere adversaries may step
+            leaf = {k: p if p is here[k] else p.detach().requires_grad_(k in trains) for k, p in params.items()}
             at = Pass(self, {"params": leaf, "buffers": self.model["buffers"]})
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
@@ -181,6 +182,8 @@ class Step:
         n = len(self.phase.keys)
         if main:
             self.result = loss.detach(), at.scratch
+            for seen in ("trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
+                setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, list(grads[n:])
         return dict(zip(self.phase.keys, grads))
 
@@ -223,9 +226,11 @@ class Program:
         """One step on the next `size` samples of the slot's order."""
         step = Step(self, slot, phase, size)
         exclusive = step.first.views("gradient")
+        noted: Tree = {}
         if exclusive:
             (part, view), = exclusive
-            g = part.gradient(view, step.grad_at)
+            out = part.gradient(view, step.grad_at)
+            g, noted = (out[0], {part.name: out[1]}) if isinstance(out, tuple) else (out, {})
         else:
             g = step.grad_at(step.model["params"])
         assert step.result is not None
@@ -238,8 +243,8 @@ class Program:
                 optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)
                 optimiser.descend(step.own, step.own_grads, slot.lr)
             loss, scratch = step.result
-            for part in step.hooks["track"]:
-                slot.track(part.name, scratch[part.name])
+            for name, new in ({p.name: scratch[p.name] for p in step.hooks["track"]} | noted).items():
+                slot.track(name, new)
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
             record(loss, slot.losses, slot.counter)

@@ -36,6 +36,7 @@ _LIST = (
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
     Preset("apfl", ("apfl",), "A personal model mixed with the shared one, by a weight that adapts."),
+    Preset("pfedme", ("moreau",), "Personal models held near a global one, which follows them."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),

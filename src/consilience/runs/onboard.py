@@ -109,7 +109,7 @@ def _beginning(run: OpenedRun, fed: Federation, number: int) -> tuple[ClientStat
     for phase in fed.phases:
         if phase.model in personal:                  # a second model of its own begins where the global one stands
             personal[phase.model] = {**personal[phase.model], "model": tree.clone(fed.model)}
-    whole = lambda t: isinstance(t, dict) and t.keys() == fed.model.keys()
+    whole = lambda t: isinstance(t, dict) and t.keys() == fed.model.keys()          # a model that a part keeps: so does APFL's
     kept = {name: {k: tree.clone(fed.model) if whole(t) else t for k, t in held.items()} for name, held in state.tensors["kept"].items()}
     state = replace(state, tensors={**state.tensors, "local": local, "personal": personal, "kept": kept})
     said = ["the initial model, since nothing of a model travels" if not fed.spec.trained else "the global model"]
