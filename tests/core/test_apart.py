@@ -18,7 +18,7 @@ from consilience.metrics.costs import client_memory
 from consilience.parts import PARTS
 from consilience.testing import ReplayedSequential, differences, run_tiny, tiny_federation, trial
 
-APART = ("debias", "dann")                                       # our parts that take steps of their own
+APART = ("debias", "dann", "affine")                             # our parts that take steps of their own
 ALONE: dict[str, Any] = {"sizes": (24,), "epochs": 1, "lr": 0.1, "momentum": 0.5}      # one client, three steps a round
 
 

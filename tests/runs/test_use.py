@@ -23,7 +23,7 @@ from consilience.runs.use import ServedModule, open_finished, predict, predictio
 def test_a_plain_state_dict_loads_strictly(trained, tmp_path, monkeypatch):
     card = export(trained("fedavg"), tmp_path / "m.safetensors")
     assert card["state"] == {"file": "m.safetensors", "strict": True, "replaced_by_the_method": [], "left_out": []}
-    assert card["personal"] is None
+    assert card["personal"] is card["shared"] is None
     assert (card["model"]["factory"], card["model"]["sample"], card["model"]["classes"]) == ("mlp", [6], 3)
     assert card == json.loads((tmp_path / "m.json").read_text())
     module = make("mlp", sample=(6,), classes=3, key=rng.key(9)).module
@@ -92,6 +92,24 @@ def test_what_a_method_attached_is_left_out(trained, tmp_path):
     assert card["state"]["strict"]
     assert all(k.startswith("dann.") for k in card["state"]["left_out"])
     assert card["state"]["left_out"]
+
+
+def test_what_belongs_to_the_model_goes_with_it(tmp_path):
+    """HarmoFL's amplitudes are the model's first layer: the loaded model gives the scores of the run, without them it would not."""
+    consilience.run("harmofl(low=0.2)", out=tmp_path / "r", data="digits", split="iid", clients=3, model="digits_cnn", rounds=1, epochs=1,
+                    batch=64, lr=0.1, seed=0)
+    run = open_run(tmp_path / "r")
+    card = export(tmp_path / "r", tmp_path / "m.safetensors")
+    assert card["state"]["strict"]
+    assert card["personal"] is None
+    assert card["shared"] == {"file": "m.shared.safetensors", "tensors": {"amplitude/amplitude": [1, 3, 3]}}
+    assert "load_exported" in "\n".join(card["load"])
+    loaded = load_exported(tmp_path / "m.safetensors")
+    x = run.data.x[run.data.clients[0].train[:20]]
+    assert torch.equal(loaded(loaded.prepare(x)), served(run).logits(loaded.prepare(x)))
+    module = make("digits_cnn", sample=(1, 8, 8), classes=10, key=rng.key(0)).module.eval()
+    module.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
+    assert not torch.allclose(module(loaded.prepare(x)), loaded(loaded.prepare(x)), atol=1e-3)
 
 
 def test_equal_exports_are_equal_bytes_and_the_run_is_untouched(trained, tmp_path):

@@ -33,8 +33,7 @@ def export(folder: Folder, to: Annotated[Path, typer.Option("--out", "-o", help=
     if as_json:
         return print_json(card)
     console = out()
-    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else "")
-                  + (f", {onnx}" if onnx else ""), markup=False)
+    console.print(_wrote(to, card) + (f", {onnx}" if onnx else ""), markup=False)
     if not card["state"]["strict"]:
         console.print(f"The method replaced {', '.join(card['state']['replaced_by_the_method'])}: the factory alone does not fit.")
     console.print("Load it with:\n\n" + "\n".join("    " + line for line in card["load"]), markup=False)
@@ -67,7 +66,7 @@ def onboard(folder: Folder, data: Samples,
     """Give a new client its personal model by the method's own rule. The run's folder is not touched."""
     done = onboard_client(folder, data, epochs=epochs, lr=lr, train=train, which=which, data_dir=_text(data_dir))
     card = done.write(to)
-    report = {**done.report, "model": {"file": to.name, "state": card["state"], "personal": card["personal"]}}
+    report = {**done.report, "model": {"file": to.name, "state": card["state"], "personal": card["personal"], "shared": card["shared"]}}
     if as_json:
         return print_json(report)
     console, r = out(), done.report
@@ -76,8 +75,11 @@ def onboard(folder: Folder, data: Samples,
     console.print(f"Starts from: {r['start']}.\nTrained {epochs} epochs at {r['lr']:g}: {r['rule']}.", markup=False)
     for label, scores in (("before", r["before"]), ("after", r["after"])):
         console.print(f"accuracy {label:6}  {_three(scores)}")
-    console.print(f"wrote {to} and {to.with_suffix('.json').name}" + (f", {card['personal']['file']}" if card["personal"] else ""),
-                  markup=False)
+    console.print(_wrote(to, card), markup=False)
+
+
+def _wrote(to: Path, card: dict[str, Any]) -> str:
+    return f"wrote {to} and {to.with_suffix('.json').name}" + "".join(f", {card[k]['file']}" for k in ("personal", "shared") if card[k])
 
 
 def _three(scores: dict[str, Any] | None) -> str:

@@ -50,6 +50,7 @@ class Method:
     def hooks(self, phase: Phase, uploads: bool) -> dict[str, list[Part]]:
         """hook -> the parts that act in this phase. Statistics and adversaries follow only what will be uploaded."""
         active = {h: self.using(h) for h in TASK_HOOKS} | {h: self.using(h, phase.model) for h in STEP_HOOKS}
+        active["tap"] = [p for p in self.using("tap") if p.in_every_pass or p.acts_on == phase.model]
         return active if uploads else active | {"track": [], "adversary": [], "before": []}
 
     @property

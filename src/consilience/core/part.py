@@ -98,6 +98,7 @@ class Part:
     pools: ClassVar[bool] = False         # train one model on all clients' samples together
     reads_models: ClassVar[bool] = False  # its server hooks look at single clients' models (s.models)
     needs_vectors: ClassVar[bool] = False # works on one feature vector and one label per sample, not on maps and masks
+    in_every_pass: ClassVar[bool] = False # its tap belongs to the model: it acts in every pass of every model, on shared state alone
     narrow_maps: ClassVar[bool] = False   # its tap takes maps in bfloat16 where the run computes so; others get them in float32
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"

@@ -47,8 +47,9 @@ class Pass:
     def views(self, hook: str) -> list[tuple[Any, StepView]]:
         return [(p, StepView(self, p)) for p in self.step.hooks[hook]]
 
-    def tap(self, label: str) -> Tap | None:
-        parts = self.step.hooks["tap"]
+    def tap(self, label: str, all_of_them: bool) -> Tap | None:
+        """What the parts do at their points; not `all_of_them`, those alone that belong to the model."""
+        parts = [p for p in self.step.hooks["tap"] if all_of_them or p.in_every_pass]
         if not parts:
             return None
         views = [(p, StepView(self, p, label)) for p in parts]
@@ -77,8 +78,7 @@ class Pass:
         call = (id(model), id(x), train, taps, label, learning)
         if call not in memo:
             with torch.set_grad_enabled(learning):
-                trace = self.step.program.network.forward(model, x, train, self.tap(label) if taps else None,
-                                                          key=self._dropout_key(label))
+                trace = self.step.program.network.forward(model, x, train, self.tap(label, taps), key=self._dropout_key(label))
             memo[call] = trace, model, x          # model and x stay alive, so their ids stay theirs
         return memo[call][0]
 
@@ -90,7 +90,8 @@ class Pass:
         if beside:
             lay = step.program.lay_out
             x = torch.cat([x, *(lay(b) for b in beside)])
-        trace = step.program.network.forward(self.model, x, True, self.tap("batch"), update_buffers=main, key=self._dropout_key("batch"))
+        trace = step.program.network.forward(self.model, x, True, self.tap("batch", True), update_buffers=main,
+                                             key=self._dropout_key("batch"))
         if not beside:
             return trace
         own, *others = trace.split([len(step.batch.x), *(len(b) for b in beside)])

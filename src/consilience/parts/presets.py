@@ -41,6 +41,8 @@ _LIST = (
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
     Preset("fedsam", ("sam",), "Sharpness-aware local steps."),
     Preset("fedrobust", ("affine",), "Inputs changed to the model's disadvantage, by an affine map of each client's own."),
+    Preset("harmofl", ("amplitude", "sam"), "Images with the same mean amplitudes everywhere, and steps from perturbed weights.",
+           options={"alpha": ("sam.rho",), "low": ("amplitude.low",)}),
     Preset("fedbn", ("bn",), "Normalisation layers stay on the clients."),
     Preset("groupdro", ("dro",), "Clients with higher loss weigh more."),
     Preset("fedper", ("per",), "A head of one's own, trained jointly."),

@@ -31,7 +31,7 @@ from .files import read_json, read_tensors, write_bytes, write_json, write_tenso
 from .reload import OpenedRun
 from .run import build_model
 from .states import filled
-from .use import Served, ServedModule, fed_name, open_finished, personal_tensors, served
+from .use import Served, ServedModule, fed_name, open_finished, personal_tensors, served, shared_tensors
 
 FORMAT = "consilience model 1"
 
@@ -52,12 +52,11 @@ def _model_path(to: str | Path) -> Path:
 
 
 def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: str | Path | None = None) -> dict[str, Any]:
-    """`to` holds the state dict, beside it the card (.json) and, where there are any, the personal tensors."""
+    """`to` holds the state dict, beside it the card (.json) and, where there are any, the personal tensors and those of the method."""
     to = _model_path(to)
     base = build_model(run.config, run.data).module
     state, replaced, left_out = _plain_state(base, model)
-    personal = personal_tensors(model)
-    beside = to.with_suffix(".personal.safetensors")
+    beside = {"personal": personal_tensors(model), "shared": shared_tensors(model.federation)}
     text, sample, vocabulary = _model_text(run)
     card: dict[str, Any] = {
         "format": FORMAT, "method": fed_name(run), "client": model.client, "which": which, "round": run.federation.round_number,
@@ -66,13 +65,15 @@ def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: st
         "input": {"shape": list(run.data.x.shape[1:]), "type": str(run.data.x.dtype).removeprefix("torch.")},
         "task": run.data.task, "class_names": run.about.get("class_names") or [], "transform": run.about.get("transform"),
         "state": {"file": to.name, "strict": not replaced, "replaced_by_the_method": replaced, "left_out": left_out},
-        "personal": {"file": beside.name, "tensors": {k: list(t.shape) for k, t in personal.items()}} if personal else None,
+        **{kind: {"file": to.with_suffix(f".{kind}.safetensors").name, "tensors": {k: list(t.shape) for k, t in tensors.items()}}
+           if tensors else None for kind, tensors in beside.items()},
         "clients": run.federation.size, "config": run.config.settled(run.federation.policy)}
     card["load"] = _how_to_load(card, to)
     card = json.loads(json.dumps(card))              # as it will be read
     write_tensors(to, state)
-    if personal:
-        write_tensors(beside, personal)
+    for kind, tensors in beside.items():
+        if tensors:
+            write_tensors(to.with_name(card[kind]["file"]), tensors)
     write_json(to.with_suffix(".json"), card)
     if onnx is not None:
         write_onnx(ServedModule(model), torch.zeros(2, *sample, dtype=torch.int64 if vocabulary else torch.float32), Path(onnx))
@@ -100,7 +101,7 @@ def _plain_state(base: nn.Module, model: Served) -> tuple[dict[str, Tensor], lis
 
 
 def _how_to_load(card: dict[str, Any], to: Path) -> list[str]:
-    if not card["state"]["strict"] or card["personal"]:
+    if not card["state"]["strict"] or card["personal"] or card["shared"]:
         return ["from consilience.runs.export import load_exported",
                 f"model = load_exported({to.name!r})      # with what the method changed or keeps for the client",
                 "logits = model(model.prepare(x))      # x: raw samples"]
@@ -124,6 +125,9 @@ def load_exported(path: str | Path) -> ServedModule:
         raise DataError(f"The file {str(path)!r} lacks {missing[0]!r}, which the model has.")
     model: Model = {half: {k: flat.get(k, old) for k, old in own.items()} for half, own in fed.model.items()}
     state = fed.client(0)
+    if card.get("shared"):
+        fed.shared = {**fed.shared, **filled({p.name: fed.shared[p.name] for p in fed.method.parts if p.in_every_pass},
+                                             read_tensors(path.with_name(card["shared"]["file"])))}
     if card["personal"]:
         personal = read_tensors(path.with_name(card["personal"]["file"]))
         state = replace(state, tensors={**state.tensors, "personal": filled(state.tensors["personal"], personal)})

@@ -209,3 +209,8 @@ def predictions_csv(document: dict[str, Any]) -> str:
 def personal_tensors(model: Served) -> dict[str, Tensor]:
     """What taps add to a client's model, as DBE's shift; nothing where taps do not act."""
     return dict(tree.paths(model.state.tensors["personal"])) if model.taps else {}
+
+
+def shared_tensors(fed: Federation) -> dict[str, Tensor]:
+    """What taps that belong to the model read, as HarmoFL's amplitudes: without it the model is another one."""
+    return dict(tree.paths({p.name: fed.shared.get(p.name, {}) for p in fed.method.parts if p.in_every_pass}))
