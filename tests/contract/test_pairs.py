@@ -13,7 +13,7 @@ NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
 _NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "nova", "scaffold")
-_PERSONAL = ("apfl", "babu", "bn", "ditto", "per", "prbm", "rep", "rod")
+_PERSONAL = ("apfl", "babu", "bn", "ditto", "maml", "per", "prbm", "rep", "rod")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
@@ -26,6 +26,9 @@ REFUSED: dict[str, str] = {
     **{"+".join(sorted(("rod", name))): f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{f"apfl+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{f"apfl+{name}": "both define `personalise`" for name in ("babu", "ditto")},
+    **{"+".join(sorted(("maml", name))): "both define `personalise`" for name in ("apfl", "babu", "ditto")},
+    **{"+".join(sorted(("maml", name))): f"{name} has no global model" for name in ("fomo", "local")},
+    "maml+sam": "both define `gradient`",
     "babu+rod": "babu has a frozen random head",
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",

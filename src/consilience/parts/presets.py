@@ -32,6 +32,7 @@ _LIST = (
     Preset("mixup", ("mixup",), "Mix the samples and labels of a batch."),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
+    Preset("perfedavg", ("maml",), "A start from which one step on a client's own samples goes far."),
     Preset("apfl", ("apfl",), "A personal model mixed with the shared one, by a weight that adapts."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
