@@ -15,7 +15,7 @@ NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
 _NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "moreau", "nova", "scaffold")
-_PERSONAL = ("apfl", "babu", "bn", "ditto", "moreau", "per", "prbm", "rep", "rod")
+_PERSONAL = ("apfl", "babu", "bn", "ditto", "maml", "moreau", "per", "prbm", "rep", "rod")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
@@ -27,13 +27,15 @@ REFUSED: dict[str, str] = {
     **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{"+".join(sorted(("rod", name))): f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     **{f"apfl+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
+    **{"+".join(sorted(("maml", name))): f"{name} has no global model" for name in ("fomo", "local")},
     "babu+rod": "babu has a frozen random head",
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
-    **{"+".join(pair): "both define `personalise`" for pair in combinations(("apfl", "babu", "ditto", "moreau"), 2)},
-    "moreau+sam": "both define `gradient`",
+    **{"+".join(pair): "both define `personalise`" for pair in combinations(("apfl", "babu", "ditto", "maml", "moreau"), 2)},
+    **{"+".join(pair): "both define `gradient`" for pair in combinations(("maml", "moreau", "sam"), 2)},
+    **{"+".join(sorted(("maml", name))): f"{name} has partners within a batch" for name in ("manifold_mixup", "mixstyle", "moex")},
     **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mixup", "moex") for hard in ("ntd", "rod")},
     **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",

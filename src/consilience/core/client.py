@@ -97,9 +97,11 @@ class ClientView:
         """A forward pass outside training, without gradients."""
         return self._fed.look(self.id, self._state, model, x, train, taps)
 
-    def train(self, model: Model, epochs: int = 1) -> Model:
-        """The model after plain local training: the task alone, no added terms."""
-        return self._fed.train_plainly(self.id, model, epochs)[0]
+    def train(self, model: Model, epochs: int = 1, steps: int | None = None, pace: float = 1.0) -> Model:
+        """The model after plain local training: the task alone, no added terms. It ends after `steps` where they are given, and has
+        `pace` times the run's learning rate.
+        """
+        return self._fed.train_plainly(self.id, model, epochs, steps=steps, pace=pace)[0]
 
     def train_watching(self, model: Model, point: str, epochs: int = 1) -> Tensor:
         """Plain local training; the mean over the batch at a point, as each step's forward pass showed it."""
@@ -199,21 +201,21 @@ class LocalWork:
 class PlainWork:
     """Plain local training of a given model: the task alone. What parts ask for with `c.train`."""
 
-    def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str) -> None:
-        self.fed, self.number, self.model, self.watch = fed, number, model, watch
-        self.kind = f"plain{epochs}{watch}"
-        self.schedule = fed.samples.schedule(number, [replace(fed.plain_phase, epochs=epochs)])
+    def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str, steps: int | None, pace: float) -> None:
+        self.fed, self.number, self.model, self.watch, self.pace = fed, number, model, watch, pace
+        self.kind = f"plain{epochs}{watch}" if steps is None else f"plain{epochs}{watch}:{steps}"
+        self.schedule = [(phase, sizes[:steps]) for phase, sizes in fed.samples.schedule(number, [replace(fed.plain_phase, epochs=epochs)])]
         self.index = fed.samples.order(number, fed.round_number, self.schedule)
 
     def load(self, slot: Slot) -> None:
         fed = self.fed
         state = fed.client(self.number)
-        homes = state.tensors
+        homes, numbers = state.tensors, fed.scalars(self.number, state, self.kind)
         if self.watch and not slot.watch:
             slot.watch_point(self.watch, fed.spec.shapes[self.watch])
         slot.load(model=self.model, received=self.model, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch={}, optimiser=fed.still, index=self.index,
-                  plan=fed.plans(self.number, self.schedule, self.kind), **fed.scalars(self.number, state, self.kind))
+                  plan=fed.plans(self.number, self.schedule, self.kind), **(numbers | {"lr": self.pace * numbers["lr"]}))
 
     def finish(self, slot: Slot) -> tuple[Model, Tensor]:
         steps = sum(len(sizes) for _, sizes in self.schedule)

@@ -53,10 +53,12 @@ class Federation:
         self.program, self.phases, self.plain_phase = assemble(module, layout, method, self.policy, population, self.device,
                                                                self.size)
         self.spec = self.program.spec
-        self.samples.smallest = max([2 if self.spec.norm else 1, *(p.min_batch for p in method.parts)])
+        pieces = max([p.pieces for p in method.parts], default=1)
+        self.samples.smallest = pieces * max([2 if self.spec.norm else 1, *(p.min_batch for p in method.parts)])
         if self.policy.batch < self.samples.smallest:
+            cut = f", and it is cut in {pieces}" if pieces > 1 else ""
             raise ConfigError(f"The 'batch' option of the run must be at least {self.samples.smallest} for this model and method "
-                              f"(statistics over a batch need two samples). Got {self.policy.batch} instead.")
+                              f"(statistics over a batch need two samples{cut}). Got {self.policy.batch} instead.")
         if not self.samples.longest(self.phases):
             raise DataError(f"No client has enough samples for one batch of {self.policy.batch}: the largest has "
                             f"{max(self.samples.rows.different_sizes)}. Use a smaller batch, or last_batch=keep.")
@@ -154,12 +156,14 @@ class Federation:
                                       for p in self.method.using("init_scratch") if p.name in tapping}, self.device)
         return Pass(cast(Step, glance), model, train).forward(model, x, train, taps, "look")
 
-    def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "") -> tuple[Model, Tensor]:
-        """The model after `epochs` of the task alone, and the batch means at the point watched, one row per step.
+    def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "", steps: int | None = None,
+                      pace: float = 1.0) -> tuple[Model, Tensor]:
+        """The model after `epochs`, or their first `steps`, of the task alone, at `pace` times the run's learning rate; and the batch
+        means at the point watched, one row per step.
 
         Where the client cannot make a batch the model comes back unchanged.
         """
-        work = PlainWork(self, number, model, epochs, watch)
+        work = PlainWork(self, number, model, epochs, watch, steps, pace)
         if not work.schedule:
             return tree.clone(model), torch.zeros(0, device=self.device)
         with torch.enable_grad():

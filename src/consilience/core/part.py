@@ -129,6 +129,11 @@ class Part:
         return 1
 
     @property
+    def pieces(self) -> int:
+        """Into how many pieces it cuts a batch, each of which must be large enough for the model and all parts."""
+        return 1
+
+    @property
     def traits(self) -> frozenset[str]:
         return frozenset()
 
@@ -186,7 +191,8 @@ class Part:
     def adversary(self, v: StepView) -> Any: return 0.0
     def main_loss(self, v: StepView) -> Any: return 0.0
     def loss(self, v: StepView) -> Any: return 0.0
-    def gradient(self, v: StepView, grad_at: Callable[[Flat], Flat]) -> Flat | tuple[Flat, Tree]: return grad_at(v.params)
+    def gradient(self, v: StepView, grad_at: Callable[..., Flat]) -> Flat | tuple[Flat, Tree]:      # grad_at(params, batch=None)
+        return grad_at(v.params)
     def grad(self, v: StepView, g: Flat) -> Flat: return g
     # on the server
     def server(self, s: ServerView) -> tuple[Tree, Tree]: return s.shared, s.server

@@ -37,11 +37,12 @@ class Pass:
         self.beside: dict[int, tuple[Trace, Tensor]] = {}         # id of what went through the main pass beside the batch -> its trace
         self.terms: list[tuple[str, Any]] = []
         self.relabelled: Tensor | None = None
+        self.given: Batch | None = None                           # in place of the step's batch
 
     @property
     def batch(self) -> Batch:
-        """The step's batch, with the target as this pass's taps have changed it."""
-        batch = self.step.batch
+        """The step's batch or the one given, with the target as this pass's taps have changed it."""
+        batch = self.given or self.step.batch
         return batch if self.relabelled is None else batch._replace(target=self.relabelled)
 
     def views(self, hook: str) -> list[tuple[Any, StepView]]:
@@ -84,7 +85,7 @@ class Pass:
 
     def _main_trace(self, main: bool) -> Trace:
         """The pass over the batch, and in the same one over what parts ask for beside it."""
-        step, x = self.step, self.step.batch.x
+        step, x = self.step, self.batch.x
         asked = [part.beside(view) for part, view in self.views("beside")]
         beside = [b for b in asked if b is not None and b.shape[1:] == x.shape[1:] and b.dtype == x.dtype]
         if beside:
@@ -94,7 +95,7 @@ class Pass:
                                              key=self._dropout_key("batch"))
         if not beside:
             return trace
-        own, *others = trace.split([len(step.batch.x), *(len(b) for b in beside)])
+        own, *others = trace.split([len(self.batch.x), *(len(b) for b in beside)])
         self.beside = {id(b): (other, b) for b, other in zip(beside, others)}        # b stays alive, so its id stays its own
         return own
 
@@ -168,14 +169,17 @@ class Step:
     def planned(self, part: Part) -> Tree:
         return tree.map(lambda t: t.index_select(0, self.slot.counter)[0], self.slot.plan.get(part.name, {}))
 
-    def grad_at(self, params: Flat) -> Flat:
-        """Gradient of the objective at `params`, for the phase's keys only. Traces and buffers come from the first call."""
+    def grad_at(self, params: Flat, batch: Batch | None = None) -> Flat:
+        """Gradient of the objective at `params`, for the phase's keys only; over `batch` where that is given, as a piece of the step's.
+        Traces and buffers come from the first call.
+        """
         main = self.result is None
         at = self.first
-        if params is not self.model["params"]:
+        if params is not self.model["params"] or not main:
             here, trains = self.model["params"], self.program.trains[self.phase.name]       # what is not elsewhere adversaries may step
             leaf = {k: p if p is here[k] else p.detach().requires_grad_(k in trains) for k, p in params.items()}
             at = Pass(self, {"params": leaf, "buffers": self.model["buffers"]})
+        at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
         grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),

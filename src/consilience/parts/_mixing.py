@@ -13,6 +13,9 @@ from ..core.part import Spec
 from ..errors import ConfigError
 
 
+PAIRED = "partners within a batch"          # the trait of parts whose taps mix a sample with another of its batch
+
+
 def partners(key: Tensor, spec: Spec, sizes: Tensor) -> Tensor:
     """(steps, batch): a permutation of every batch. A smaller last one is permuted within itself: places beyond it sort to the end."""
     steps, batch = len(sizes), spec.policy.batch

@@ -37,7 +37,7 @@ class ManifoldMixup(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"soft labels"})
+        return frozenset({"soft labels", _mixing.PAIRED})
 
     def _layers(self, layout: Layout) -> tuple[str, ...]:
         """Points; the input is the empty one."""

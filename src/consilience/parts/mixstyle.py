@@ -37,6 +37,10 @@ class MixStyle(Part):
     neutral = {"p": 0.0}
     trial = {"p": 1.0}
 
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({_mixing.PAIRED})
+
     def points(self, layout: Layout) -> tuple[str, ...]:
         return _mixing.chosen(layout, self.stages, self.name, "the first two", 2)
 

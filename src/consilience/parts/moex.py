@@ -39,7 +39,7 @@ class MoEx(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"soft labels"})
+        return frozenset({"soft labels", _mixing.PAIRED})
 
     def points(self, layout: Layout) -> tuple[str, ...]:
         return _mixing.chosen(layout, (self.stage,), self.name, option="stage")

@@ -35,6 +35,7 @@ _LIST = (
     Preset("moex", ("moex",), "Samples of a batch exchange the moments of their features, and some of their labels."),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
+    Preset("perfedavg", ("maml",), "A start from which one step on a client's own samples goes far."),
     Preset("apfl", ("apfl",), "A personal model mixed with the shared one, by a weight that adapts."),
     Preset("pfedme", ("moreau",), "Personal models held near a global one, which follows them."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
