@@ -17,18 +17,21 @@ _PERSONAL = ("babu", "bn", "ditto", "moreau", "per", "prbm", "rep")
 REFUSED: dict[str, str] = {
     **{f"{name}+fomo": "fomo has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+local": "local has no global model" for name in _NEEDS_AN_AVERAGE},
+    **{f"{name}+apple": "apple has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+union": f"{name} has personal models" for name in _PERSONAL},
     "local+union": "local has no global model",
     "dann+union": "dann has a comparison of clients",
     "fomo+union": "fomo has a comparison of clients",
-    "fomo+local": "both claim the question of what travels",
-    **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
+    "apple+union": "apple has a comparison of clients",
+    **dict.fromkeys(("apple+fomo", "apple+local", "fomo+local"), "both claim the question of what travels"),
+    **{f"gen+{name}": f"{name} has local head" for name in ("apple", "fomo", "local", "per", "rep")},
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
-    **dict.fromkeys(("babu+ditto", "babu+moreau", "ditto+moreau"), "both define `personalise`"),
-    "moreau+sam": "both define `gradient`",
+    **dict.fromkeys(("apple+babu", "apple+ditto", "babu+ditto", "babu+moreau", "ditto+moreau"), "both define `personalise`"),
+    **dict.fromkeys(("apple+sam", "moreau+sam"), "both define `gradient`"),
     "mixup+ntd": "mixup has soft labels",
-    **{"+".join(sorted(("dp", name))): "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "nova")},
+    **{"+".join(sorted(("dp", name))): "only place=local protects those"
+       for name in ("apple", "debias", "dro", "ffa", "fomo", "gen", "nova")},
     "dp+union": "union pools them into one",
 }
 EXPECTED = {frozenset(pair.split("+")): reason for pair, reason in REFUSED.items()}
