@@ -49,7 +49,7 @@ def test_partial_batches(name: str) -> None:
     assert largest_difference(one, many) <= 1e-5
 
 
-@pytest.mark.parametrize("names", [[], ["prbm"], ["babu"], ["ditto"], ["fomo"], ["proto"], ["moreau"]])
+@pytest.mark.parametrize("names", [[], ["prbm"], ["babu"], ["ditto"], ["fomo"], ["proto"], ["moreau"], ["apple"]])
 def test_scores_on_several_streams(names: list[str]) -> None:
     """Clients that are scored on streams of their own score what they score one after another, however often they are asked."""
     how = {"rounds": 2, "device": "cuda", "sizes": (24, 17, 30, 40, 26, 33)}

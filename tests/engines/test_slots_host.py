@@ -68,7 +68,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return seen
 
 
-@pytest.mark.parametrize("name", ["scaffold", "ditto", "babu", "anchors", "prbm", "fomo"])
+@pytest.mark.parametrize("name", ["scaffold", "ditto", "babu", "anchors", "prbm", "fomo", "proto", "moreau", "apple"])
 def test_rounds_and_scores(seen: SimpleNamespace, name: str) -> None:
     """Parts that keep, survey, prepare, train for themselves and personalise."""
     one, many = (run_tiny([trial(PARTS[name])], rounds=2, engine=engine) for engine in (Sequential, Slots.of(3)))

@@ -43,7 +43,7 @@ def federation(parts, store, **policy) -> Federation:
     return Federation(tiny_net(), LAYOUT, Method(parts), tiny_population(), Policy(**settings), Sequential, store=store)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "ditto", "moon", "bn", "mr", "anchors", "fomo", "proto", "moreau"])
+@pytest.mark.parametrize("name", ["scaffold", "ditto", "moon", "bn", "mr", "anchors", "fomo", "proto", "moreau", "apple"])
 def test_rounds_are_those_of_a_store_in_memory(name, tmp_path):
     part = trial(PARTS[name])
     fed = federation([part], DiskStore.inside(tmp_path))

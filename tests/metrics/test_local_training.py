@@ -13,7 +13,8 @@ from consilience.metrics.parameters import drift
 from consilience.parts.stack import parse_stack
 from consilience.testing import LAYOUT, run_tiny, state_of, trial
 
-METHODS = ("fedavg", "scaffold", "dbe", "moon", "ditto", "fedfm", "fedgen", "fedbn", "fedbr", "fedfomo", "fedrep", "local")
+METHODS = ("fedavg", "scaffold", "dbe", "moon", "ditto", "fedfm", "fedgen", "fedbn", "fedbr", "fedfomo", "fedrep", "local",
+           "fedproto", "pfedme", "apple")
 
 
 def tiny(method: str):

@@ -96,6 +96,18 @@ def test_methods_without_a_global_model(trained):
     assert "mixture of the clients' models" in onboard(trained("fedfomo"), SOURCE, epochs=1).report["rule"]
 
 
+def test_apple_learns_weights_of_the_others_cores_alone(trained):
+    """Someone new has no share of the samples, so that its own core has no part in its mixture."""
+    done = onboard(trained("apple"), SOURCE, epochs=1)
+    share = done.model.federation.shared["apple"]["share"]
+    p = done.model.state.tensors["kept"]["apple"]["p"]
+    assert (share[-1], p.shape) == (0.0, share.shape)
+    assert not torch.equal(p, share)
+    cores = done.model.federation.server["apple"]["cores"]
+    for k, v in done.model.model["params"].items():
+        torch.testing.assert_close(v, torch.tensordot(p[:-1], cores[k][:-1], 1) + p[-1] * done.model.state.tensors["local"][k])
+
+
 @pytest.mark.parametrize("method", ["union", "dann", "fedfm", "lfd", "scaffold+dbe"])
 def test_other_methods_learn_what_the_run_did_not_know(trained, method):
     """A client whose classes lie elsewhere: the global model guesses, the personal one does not."""

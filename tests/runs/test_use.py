@@ -62,7 +62,7 @@ def test_a_clients_model_with_its_personal_tensors(trained, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dbe", "fedper", "fedbabu", "ditto", "local", "fedfomo", "fedfm", "lfd", "dann", "union",
-                                    "fedproto", "pfedme"])
+                                    "fedproto", "pfedme", "apple"])
 @pytest.mark.parametrize("which", ["final", "best"])
 def test_an_exported_client_model_scores_what_the_record_says(trained, tmp_path, method, which):
     at = trained(method)

@@ -12,7 +12,6 @@ from ..core.layout import Layout
 from ..core.part import Spec
 from ..errors import ConfigError
 
-
 PAIRED = "partners within a batch"          # the trait of parts whose taps mix a sample with another of its batch
 
 

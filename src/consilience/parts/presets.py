@@ -52,6 +52,7 @@ _LIST = (
     Preset("fedbabu", ("babu",), "A frozen random head; fine-tuning before use."),
     Preset("fedgen", ("gen",), "A feature generator trained against the clients' heads."),
     Preset("fedfomo", ("fomo",), "Each client mixes the models that help it."),
+    Preset("apple", ("apple",), "Each client learns how to mix all clients' models."),
     Preset("fedproto", ("local", "proto"), "Clients share prototypes of the classes, not models.",
            options={"weight": ("proto.weight",), "collect": ("proto.collect",), "aggregation": ("proto.aggregation",)}),
     Preset("fedbr", ("debias",), "Pseudo-data with uniform labels and a min-max contrast."),

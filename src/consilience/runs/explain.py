@@ -128,5 +128,5 @@ def _preset_options(options: dict[str, list[str]], parts: dict[str, type[Part]])
 
 
 def _uploads(members: list[type[Part]]) -> list[str]:
-    model = [] if any(m.name in ("local", "fomo") for m in members) else ["model"]
+    model = [] if any("no global model" in m().traits for m in members) else ["model"]
     return model + [f"{m.name}.{key}" for m in members for key in m.reduce]
