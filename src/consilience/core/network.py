@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import rng, tree
 from ..errors import ConfigError
 from .half import Together
+from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
 from .stages import compute_together, in_turn
@@ -113,8 +115,9 @@ Tap = Callable[[Trace, str, Tensor], Tensor]
 class Network:
     """A module through which any model of its shape can run. The module is never the state."""
 
-    def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False) -> None:
+    def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False, twice: bool = False) -> None:
         self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
+        self.twice = twice                          # gradients of training passes will be differentiated
         self._keys: dict[str, KeySource | None] = {"key": None}
         self._weights = Together(module) if half else None
         key_dropout(module, self._keys)
@@ -202,11 +205,12 @@ class Network:
         self._trace, self._tap, self._keys["key"] = Trace(), tap, key
         trace = self._trace
         try:
-            if self._weights is not None:
-                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
-                    trace.logits = self.module(x).float()
-            else:
-                trace.logits = self.module(x)
+            with differentiable_twice() if self.twice and train else nullcontext():
+                if self._weights is not None:
+                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
+                        trace.logits = self.module(x).float()
+                else:
+                    trace.logits = self.module(x)
         finally:
             self._trace, self._keys["key"] = None, None
         return trace
@@ -221,8 +225,8 @@ class Network:
             self._weights.leave(part.modules())
         return part(x)
 
-    def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Every point fires exactly once, no draw from the global generator; returns the shape at each point and the classes."""
+    def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+        """Every point fires exactly once, no draw from the global generator; returns the shape at each point and of the logits."""
         before = torch.get_rng_state()
         with torch.no_grad():
             trace = self.forward(model, x, train=True, key=lambda: rng.key(0, "probe").to(x.device))
@@ -235,7 +239,7 @@ class Network:
         if not torch.equal(before, torch.get_rng_state()):
             raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
                               "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
-        return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, trace.logits.shape[1]
+        return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, tuple(trace.logits.shape[1:])
 
     @torch.no_grad()
     def keeps_samples_apart(self, model: Model, x: Tensor) -> bool:
