@@ -89,6 +89,14 @@ def test_explain_as_text(cli):
     assert "local: " not in said
 
 
+def test_explain_says_what_mixed_features_mean_for_others(cli):
+    resolved = cli("explain", "moex+mixstyle+fedfa+moon", *IMAGES, "--model", "digits_cnn", "--json").json()["resolves"]
+    assert "ffa: its statistics are those of features that mixstyle, moex mixed before" in resolved
+    assert "moon: in other models the batch passes without mixstyle, moex" in resolved
+    alone = cli("explain", "fedfa+moon", *IMAGES, "--model", "digits_cnn", "--json").json()["resolves"]
+    assert not [line for line in alone if "mixed" in line or "passes without" in line]
+
+
 def test_a_part_from_a_file(cli, tmp_path):
     (tmp_path / "mine.py").write_text(OWN_PART)
     tiny = ("--data", "synthetic(samples=90, classes=3, clients=3, features=4)", "--rounds", "2")

@@ -36,8 +36,11 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
     "drift+rod": "both define `main_loss`",
     "babu+cosine": "babu has a frozen random head",
     "babu+rep": "both claim the phases of the model",
-    **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mixup", "moex") for hard in ("ntd", "rod")},
-    **{f"dp+{name}": "only place=local protects those" for name in ("apple", "debias", "dro", "ffa", "fomo", "gen", "nova")},
+    **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mix", "mixup", "moex") for hard in ("ntd", "rod")},
+    "drift+mix": "both define `main_loss`",
+    **{f"mix+{name}": f"mix takes the gradient of a gradient, and {name} has a gradient of its own"
+       for name in ("apple", "maml", "moreau", "sam")},
+    **{f"dp+{name}": "only place=local protects those" for name in ("apple", "debias", "dro", "ffa", "fomo", "gen", "mix", "nova")},
     "dp+union": "union pools them into one",
 }
 EXPECTED = {frozenset(pair.split("+")): reason for pair, reason in REFUSED.items()}
@@ -67,6 +70,7 @@ def test_refusals_are_the_known_ones_and_say_why() -> None:
 
 BY_SETTING = {
     "two heads": (("moon", {"projection": 6}), ("cosine", {}), "both claim the head"),
+    "a slope beside sam": (("mix", {"form": "fedmix"}), ("sam", {}), "Use form=naive beside it"),
     "lite beside scaffold": (("anchors", {"lite": True, "every": 2}), ("scaffold", {}), "models that travel only now and then"),
     "lite beside avgm": (("anchors", {"lite": True, "every": 5}), ("avgm", {}), "in every round"),
     "the same part twice": (("prox", {}), ("prox", {"mu": 1.0}), "the same part twice"),
@@ -82,6 +86,7 @@ def test_refusals_that_depend_on_settings(case: str) -> None:
 
 def test_what_is_refused_by_setting_is_accepted_otherwise() -> None:
     Method([PARTS["moon"](), PARTS["cosine"]()])
+    Method([PARTS["mix"](form="naive"), PARTS["sam"]()])
     Method([PARTS["anchors"](lite=True, every=1), PARTS["scaffold"]()])
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from consilience import rng, tree
-from consilience.core import _bias_cuda, _groups_cuda, _linear_cuda, _norms_cuda, _stage_cuda
+from consilience.core import _bias_cuda, _groups_cuda, _linear_cuda, _norms_cuda, _stage_cpu, _stage_cuda
 from consilience.core._once import first_order
+from consilience.core.listeners import differentiable_twice
 from consilience.core.network import Network
 from consilience.core.task import cross_entropy
 from consilience.errors import ConfigError
-from consilience.parts import _fused
+from consilience.parts import _cosine_cuda, _ffa_cuda, _fused
 from kernel_device import DEVICE, needs_kernels
 
 MODULES = (_stage_cuda, _bias_cuda, _linear_cuda, _norms_cuda, _groups_cuda, _fused)
@@ -167,6 +169,63 @@ def test_refusing_does_not_depend_on_what_arrives() -> None:
 def test_every_kernels_way_back_refuses(module: type[torch.autograd.Function]) -> None:
     with torch.enable_grad(), pytest.raises(ConfigError, match="create_graph"):
         module.backward(None, torch.ones(()))
+
+
+LAYERS = {"linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), _linear_cuda, "linear"),
+          "linear, ReLU": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU()), _linear_cuda, "linear"),
+          "stage": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), _stage_cuda, "conv_relu_pool"),
+          "bias": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), _bias_cuda, "bias_relu_pool"),
+          "norm": (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), _norms_cuda, "norm_relu"),
+          "groups": (lambda: nn.Sequential(nn.ReLU(), nn.GroupNorm(1, 3)), _groups_cuda, "relu_norm")}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_kernels_stand_aside_where_a_part_differentiates_gradients(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training passes; others have nothing to differentiate."""
+    make, kernels, name = LAYERS[layers]
+    monkeypatch.setattr(_stage_cpu, "usable", lambda *_: False)
+    monkeypatch.setattr(kernels, "usable", lambda *_: True)
+    monkeypatch.setattr(kernels, name, called := Mock(side_effect=InterruptedError))
+    module = make()
+    model = {"params": dict(module.named_parameters()), "buffers": dict(module.named_buffers())}
+    x = rng.normal(rng.key(0), (4, 3, 8, 8))
+    Network(module, twice=True).forward(model, x, train=True)
+    assert not called.called
+    for network, train in ((Network(module), True), (Network(module, twice=True), False)):
+        with pytest.raises(InterruptedError):
+            network.forward(model, x, train=train)
+
+
+def test_parts_kernels_inside_a_pass_stand_aside_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedFA's taps and LfD's head are on the way from the loss to the input."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(_fused, "DEVICE", "cpu")
+    for module in (_fused, _ffa_cuda):
+        monkeypatch.setattr(module, "triton", object())
+    maps, rows = torch.zeros(2, 3, 4, 4), torch.zeros(2, 8)
+    assert _ffa_cuda.usable(maps)
+    assert _cosine_cuda.usable(rows, rows)
+    with differentiable_twice():
+        assert not _ffa_cuda.usable(maps)
+        assert not _cosine_cuda.usable(rows, rows)
+    assert _ffa_cuda.usable(maps)
+
+
+def test_attention_has_second_derivatives_where_a_part_asks() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.attend(x, x, x, need_weights=False)[0].mean(1))
+    module = Attends()
+    model = {"params": dict(module.named_parameters()), "buffers": {}}
+    x = rng.normal(rng.key(0), (4, 5, 8)).requires_grad_()
+    logits = Network(module, twice=True).forward(model, x, train=True).logits
+    g, = torch.autograd.grad(cross_entropy(logits, torch.arange(4) % 3), x, create_graph=True)
+    back = torch.autograd.grad(g.square().sum(), list(model["params"].values()), materialize_grads=True)
+    assert max(float(t.abs().max()) for t in back) > 0
 
 
 def test_on_a_cpu_a_penalty_goes_through_the_model() -> None:

@@ -20,7 +20,7 @@ def three_sites() -> FederatedData:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam", "fedfa+mixstyle",
-                                    "fedfa+moex", "fedfa+manifold_mixup"])
+                                    "fedfa+moex", "fedfa+manifold_mixup", "fedmix(pool=6)", "naivemix(pool=6)+fedfa"])
 def test_methods_train_and_are_scored_by_dice(method):
     result = consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2, lr=0.01)
     scores = result.records[-1]["personalised"]

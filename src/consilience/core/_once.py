@@ -19,6 +19,6 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     def refusing(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():                   # in a way back that means create_graph=True
             raise ConfigError("The gradient of a gradient (create_graph=True) was asked for, as a gradient penalty does. Layers and losses "
-                              "that a GPU computes in one kernel have none. Use device=cpu for this method.")
+                              "that a GPU computes in one kernel have none. Let the part declare `second_order`, or use device=cpu.")
         return backward(ctx, *grads)
     return refusing

@@ -26,13 +26,13 @@ class Assembled(NamedTuple):
     plain: Phase             # plain training: the task alone, every parameter of the model unless a part says otherwise
 
 
-def _describe(module: nn.Module, points: list[str], spec: Spec, x: Tensor) -> tuple[Network, Spec]:
-    network = Network(module, points, half=spec.policy.precision == "bfloat16")
+def _describe(module: nn.Module, points: list[str], spec: Spec, x: Tensor, twice: bool = False) -> tuple[Network, Spec]:
+    network = Network(module, points, half=spec.policy.precision == "bfloat16", twice=twice)
     model = tree.clone({"params": dict(module.named_parameters()), "buffers": dict(module.named_buffers())})
-    shapes, classes = network.probe(model, x)
-    if classes != spec.classes:
-        raise ConfigError(f"The model has {classes} outputs, but the data have {spec.classes} classes.")
-    return network, replace(spec, model=model, norm=network.norm_keys(), shapes=shapes)
+    shapes, output = network.probe(model, x)
+    if output[0] != spec.classes:
+        raise ConfigError(f"The model has {output[0]} outputs, but the data have {spec.classes} classes.")
+    return network, replace(spec, model=model, norm=network.norm_keys(), shapes=shapes, output=output)
 
 
 def _travels(key: str, spec: Spec, method: Method) -> bool:
@@ -75,7 +75,7 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
             torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))
             module = part.build(module, spec).to(device)
     points = sorted({layout.features, *(q for p in method.using("points") for q in p.points(layout))})
-    network, spec = _describe(module, points, spec, x)
+    network, spec = _describe(module, points, spec, x, any(p.second_order for p in method.parts))
     keys = (*spec.model["params"], *spec.model["buffers"])
     spec = replace(spec, shared=frozenset(k for k in keys if _travels(k, spec, method)))
     apart = tuple(p.name + "." for hook in ("before", "adversary") for p in method.using(hook))

@@ -85,9 +85,13 @@ class ClientView:
 
     def take(self, index: Tensor) -> Tensor:
         """Inputs of the client's training samples number `index`, any shape, transformed as in evaluation."""
+        return self.take_both(index)[0]
+
+    def take_both(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with their labels."""
         rows = self._fed.samples.rows[self.id].train[index.flatten().to("cpu")]
-        x = self._fed.samples.inputs(rows)[0]
-        return x.reshape(*index.shape, *x.shape[1:])
+        x, y = self._fed.samples.inputs(rows)
+        return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     def labels(self) -> Tensor:
         samples = self._fed.samples

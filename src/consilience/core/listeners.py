@@ -1,9 +1,16 @@
-"""When a layer must run by itself, by its own call: somebody listens to it, has given it a forward of its own, or transforms functions."""
+"""When a layer must run by itself, by its own call: somebody listens to it, has given it a forward of its own, transforms functions, or
+differentiates gradients.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -11,6 +18,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 
+_TWICE: ContextVar[bool] = ContextVar("twice", default=False)
 _ON_ALL = (_global_forward_hooks, _global_forward_pre_hooks, _global_backward_hooks, _global_backward_pre_hooks)     # for every module
 
 
@@ -21,5 +29,18 @@ def heard(*layers: nn.Module) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.vmap, torch.func.grad or their like are at work: they know PyTorch's own operations, in its own layouts."""
-    return torch._C._functorch.maybe_current_level() is not None
+    """Whether torch.vmap, torch.func.grad or their like are at work: they know PyTorch's own operations, in its own layouts. The same
+    holds where gradients are to be differentiated.
+    """
+    return _TWICE.get() or torch._C._functorch.maybe_current_level() is not None
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """For a pass whose gradients are to have gradients: no kernel of ours, and attention in the one form that has second derivatives."""
+    before = _TWICE.set(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _TWICE.reset(before)

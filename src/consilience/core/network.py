@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat
 from .half import Together
+from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
 from .stages import compute_together, in_turn
@@ -115,8 +117,9 @@ Tap = Callable[[Trace, str, Tensor], Tensor]
 class Network:
     """A module through which any model of its shape can run. The module is never the state."""
 
-    def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False) -> None:
+    def __init__(self, module: nn.Module, points: Iterable[str] = (), half: bool = False, twice: bool = False) -> None:
         self.module, self.points, self.half = module, tuple(points), half      # half: compute in bfloat16
+        self.twice = twice                          # gradients of training passes will be differentiated
         self._keys: dict[str, KeySource | None] = {"key": None}
         self._weights = Together(module) if half else None
         key_dropout(module, self._keys)
@@ -205,11 +208,12 @@ class Network:
         trace = self._trace
         trace.buffers = model["buffers"]
         try:
-            if self._weights is not None:
-                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
-                    trace.logits = self.module(x).float()
-            else:
-                trace.logits = self.module(x)
+            with differentiable_twice() if self.twice and train else nullcontext():
+                if self._weights is not None:
+                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
+                        trace.logits = self.module(x).float()
+                else:
+                    trace.logits = self.module(x)
         finally:
             self._trace, self._keys["key"] = None, None
         return trace
@@ -233,8 +237,8 @@ class Network:
                 self._trace = trace
                 self._hold(held, bool(mode))
 
-    def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Every point fires exactly once, no draw from the global generator; returns the shape at each point and the classes."""
+    def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+        """Every point fires exactly once, no draw from the global generator; returns the shape at each point and of the logits."""
         before = torch.get_rng_state()
         with torch.no_grad():
             trace = self.forward(model, x, train=True, key=lambda: rng.key(0, "probe").to(x.device))
@@ -247,7 +251,7 @@ class Network:
         if not torch.equal(before, torch.get_rng_state()):
             raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
                               "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
-        return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, trace.logits.shape[1]
+        return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, tuple(trace.logits.shape[1:])
 
     @torch.no_grad()
     def keeps_samples_apart(self, model: Model, x: Tensor) -> bool:

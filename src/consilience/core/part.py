@@ -51,6 +51,7 @@ class Spec:
     tokens: bool = False                    # samples are whole numbers, as the words of a text: nothing can be averaged or mixed
     shared: frozenset[str] = frozenset()    # keys that travel
     trained: tuple[str, ...] = ()           # parameters that travel and that some phase trains
+    output: tuple[int, ...] = ()            # shape of one sample's logits: classes, and the positions of a mask
 
     @property
     def features(self) -> str:
@@ -117,6 +118,11 @@ class Part:
     def skips_exchanges(self) -> bool:
         """Whether `exchange` says no to some rounds."""
         return type(self).exchange is not Part.exchange
+
+    @property
+    def second_order(self) -> bool:
+        """Whether its steps take gradients of gradients, which kernels of ours do not have: PyTorch's own operations then train."""
+        return False
 
     @property
     def surveys_previous(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core._once import first_order
+from ..core.listeners import transformed
 from . import _fused
 
 try:
@@ -73,7 +74,7 @@ if triton is not None:
 
 def usable(u: Tensor, w: Tensor) -> bool:
     return (u.dim() == 2 and _fused.ready(u, w, width=u.shape[1], classes=len(w)) and len(u) <= BATCH
-            and not torch.is_autocast_enabled(u.device.type))
+            and not torch.is_autocast_enabled(u.device.type) and not transformed())
 
 
 class _Cosines(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core._once import first_order
+from ..core.listeners import transformed
 from ..core.step_view import Unfolded
 from ..tree import Tree
 from . import _ffa_large_cuda
@@ -37,7 +38,7 @@ MOST_SAMPLES = 1 << 12      # whose statistics one program can hold
 
 def usable(x: Tensor) -> bool:
     return (triton is not None and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.dim() == 4 and len(x) <= MOST_SAMPLES
-            and x.numel() < 1 << 31)
+            and x.numel() < 1 << 31 and not transformed())
 
 
 def in_three(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""FedBR's pseudo-data: means of random samples, from the clients or from public data, and mixtures of those with a batch."""
+"""Means of random samples, from the clients (FedBR, FedMix) or from public data, and FedBR's mixtures of those with a batch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ def at_first(spec: Spec, name: str, group: int, public: bool) -> Tensor:
     return spec.proxy[drawn.to(spec.proxy.device)].mean(1)
 
 
-def own_share(c: ClientView, group: int, random: bool) -> Tensor:
-    """This client's rows: those whose common draw names it; without `random` every client is named equally often."""
-    rows, clients = c.spec.policy.batch, len(c.cohort)
+def own_groups(c: ClientView, rows: int, group: int, random: bool = True) -> Tensor:
+    """Numbers of samples for this client's share of the rows, one group each. A row's client is named by a common draw; without `random`
+    every client is named equally often.
+    """
+    clients = len(c.cohort)
     source = rng.integers(c.common_key, clients, (rows,)) if random else rng.permutation(c.common_key, rows) % clients
     mine = int((source == c.cohort.index(c.id)).sum())
-    return c.take(rng.integers(c.key, c.size, (mine, group))).mean(1)
+    return rng.integers(c.key, c.size, (mine, group))
+
+
+def own_share(c: ClientView, group: int, random: bool) -> Tensor:
+    """This client's rows of as many as a batch has."""
+    return c.take(own_groups(c, c.spec.policy.batch, group, random)).mean(1)
 
 
 def mixture(v: StepView, x: Tensor, mix: int) -> tuple[Tensor, Tensor]:

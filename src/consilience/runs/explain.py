@@ -82,6 +82,11 @@ def _choices(fed: Federation) -> list[str]:
             out.append("anchors: the matching term is weighted by the soft labels")
         if "drift" in names:
             out.append("drift: the margin is taken by label weight")
+    mixing = ", ".join(sorted(names & {"manifold_mixup", "mixstyle", "moex"}))
+    if mixing and "ffa" in names:
+        out.append(f"ffa: its statistics are those of features that {mixing} mixed before")
+    if mixing and names & {"drift", "moon"}:
+        out.append(f"{', '.join(sorted(names & {'drift', 'moon'}))}: in other models the batch passes without {mixing}")
     if "sam" in names:
         out.append("sam: task and added terms are inside both passes; corrections, statistics and adversaries act once, in the first")
         if "debias" in names or "dann" in names:

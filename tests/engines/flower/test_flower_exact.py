@@ -31,11 +31,12 @@ def test_every_method_equals_the_simulation(method: str, tmp_path: Path) -> None
     ("fedfm", {"settings.anchors.lite": True, "settings.anchors.every": 2, "settings.anchors.start": 1, "rounds": 5}),   # models rest
     ("fedfm", {"settings.anchors.clients": "previous", "participation": 2, "rounds": 4}),        # others are asked than train
     ("fedbr", {"settings.debias.refresh": "once"}),
+    ("fedmix", {"settings.mix.refresh": "round", "participation": 2, "rounds": 3}),
     ("moon", {"optimiser_state": "kept", "momentum": 0.9}),
     ("fedavg", {"optimiser": "adam", "batchnorm": "params", "last_batch": "keep", "schedule": "exponential(gamma=0.9)"}),
     ("fedavg", {"layout": "channels_last"}),
     ("fedavg", {"weights": "uniform", "steps": 2, "sampling": "replacement", "seed": 11}),
-], ids=["participation", "lite", "previous", "once", "kept", "policies", "channels_last", "replacement"])
+], ids=["participation", "lite", "previous", "once", "anew", "kept", "policies", "channels_last", "replacement"])
 def test_policies_equal_the_simulation(method: str, settings: dict, tmp_path: Path) -> None:
     fake = Fake(tmp_path, method, **settings)
     fake.run()
@@ -78,6 +79,9 @@ def test_what_cannot_run_in_a_federation_is_refused(tmp_path: Path) -> None:
         Fake(tmp_path, "fedavg", dropout=0.1)
     with pytest.raises(ConfigError, match="allow_raw_averages=true"):
         Fake(tmp_path, "fedbr", allow_raw_averages=False)
+    for method in ("fedmix", "naivemix"):
+        with pytest.raises(ConfigError, match=r"means of 10 training inputs .* and of their labels.*allow_raw_averages=true"):
+            Fake(tmp_path, method, allow_raw_averages=False)
 
 
 def test_nothing_personal_is_in_any_answer(tmp_path: Path) -> None:
