@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation("a piece's pass sees the whole batch", "core/step.py", "        at.given = batch\n", "",
              "parts/test_maml.py::test_pieces_are_different_samples_by_hand"),
     Mutation("α leaves [0, 1]", "parts/apfl.py", ".clamp(0, 1)", "", "parts/test_apfl.py::test_alpha_stays_between_0_and_1_by_hand"),
-    Mutation("v moves by the whole gradient", "parts/apfl.py", "p - v.lr * alpha * g[k]", "p - v.lr * g[k]",
+    Mutation("v moves by the whole gradient", "parts/apfl.py", "tree.scale(g, -v.lr * alpha)", "tree.scale(g, -v.lr)",
              "parts/test_apfl.py::test_two_steps_by_hand"),
     Mutation("the mixture's statistics are forgotten", "parts/apfl.py", '"buffers": seen.buffers}', '"buffers": own["buffers"]}',
              "parts/test_apfl.py::test_the_mixture_has_statistics_of_its_own"),

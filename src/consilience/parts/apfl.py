@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import tree
 from ..core.client import ClientView
 from ..core.part import Model, Part, Spec
 from ..core.step import StepView
@@ -17,7 +18,7 @@ from ..tree import Flat, Tree
 
 def mixture(alpha: Tensor, own: Flat, shared: Flat) -> Flat:
     """αv + (1 − α)w."""
-    return {k: alpha * p + (1 - alpha) * shared[k] for k, p in own.items()}
+    return tree.add(tree.scale(own, alpha), tree.scale(shared, 1 - alpha))
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class Apfl(Part):
         loss = v.task_loss(seen.logits, v.batch.target)
         g = dict(zip(keys, torch.autograd.grad(loss, [mixed[k] for k in keys], materialize_grads=True)))
         with torch.no_grad():
-            params = {k: p - v.lr * alpha * g[k] if k in g else p for k, p in own["params"].items()}
-            slope = torch.stack([((own["params"][k] - w[k]) * g[k]).sum() for k in keys]).sum()
+            params = {**own["params"], **tree.add(tree.scale(g, -v.lr * alpha), own["params"])}
+            apart = tree.sub(tree.pick(own["params"], keys), w)
+            slope = torch.stack([t.sum() for t in torch._foreach_mul([*apart.values()], [*g.values()])]).sum()
             moves = {"step": 1.0, "round": v.scratch["begins"], "never": 0.0}[self.adapt]
             alpha = (alpha - v.lr * moves * slope).clamp(0, 1)
         return {"own": {"params": params, "buffers": seen.buffers}, "alpha": alpha, "begins": torch.zeros_like(alpha)}

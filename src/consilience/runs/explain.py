@@ -91,6 +91,8 @@ def _choices(fed: Federation) -> list[str]:
         out.append("sam: task and added terms are inside both passes; corrections, statistics and adversaries act once, in the first")
         if "debias" in names or "dann" in names:
             out.append("the adversary's step is taken once, outside sam's second pass")
+    if "maml" in names:
+        out.append("maml: task and added terms are in every pass; corrections act once, statistics and adversaries in the first piece")
     if "debias" in names:
         out.append("debias: a smaller last batch is paired with the first pseudo samples")
     if "local" in names and any(p.reduce for p in fed.method.parts):
