@@ -15,7 +15,8 @@ from consilience.parts.stack import parse_stack
 from consilience.runs.explain import list_methods
 
 WANTED = ["local", "union", "fedavg", "fedavgm", "fedprox", "fednova", "scaffold", "feddyn", "fedcm", "moon", "fedntd", "mixup", "fedsam",
-          "fedbn", "groupdro", "dann", "fedper", "fedrep", "fedbabu", "ditto", "fedgen", "fedfomo", "fedbr", "lfd", "fedfm", "fedfa", "dbe"]
+          "fedbn", "groupdro", "dann", "fedper", "fedrep", "fedbabu", "ditto", "fedgen", "fedfomo", "fedproto", "pfedme", "apple",
+          "fedbr", "lfd", "fedfm", "fedfa", "dbe"]
 STACKS = ("scaffold+dbe", "fedprox+fedfm", "fedavg+mixup+fedbr", "fedfa+mixup", "moon+dbe", "fedgen+dbe", "fedrep+mr")
 IMAGES = ("--data", "synthetic(samples=96, classes=3, clients=3, size=8)", "-o", "last_batch=keep")
 

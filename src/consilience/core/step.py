@@ -176,8 +176,9 @@ class Step:
         main = self.result is None
         at = self.first
         if params is not self.model["params"] or not main:
-            here, trains = self.model["params"], self.program.trains[self.phase.name]       # what is not elsewhere adversaries may step
-            leaf = {k: p if p is here[k] else p.detach().requires_grad_(k in trains) for k, p in params.items()}
+            here, trains = self.model["params"], self.program.trains[self.phase.name]
+            # what is not elsewhere stays the model's own in the first pass, for adversaries step it
+            leaf = {k: p if main and p is here[k] else p.detach().requires_grad_(k in trains) for k, p in params.items()}
             at = Pass(self, {"params": leaf, "buffers": self.model["buffers"]})
         at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]

@@ -38,7 +38,7 @@ class Proto(Part):
     departs = ("features are taken while the model still moves, as in the release; collect=trained is eq. 3",
                "owners of a class weigh the same, as in the release; aggregation=weighted is by samples, eq. 6 without its second division",
                "the pull is the mean over samples and dimensions, as in the release; eq. 7 adds up one distance per class",
-               "clients predict with their heads; the paper also takes the nearest prototype")
+               "clients predict with their heads; PFLlib takes the nearest prototype")
     neutral = {"weight": 0.0}
     reduce = {"proto": "sum", "weight": "sum"}
 
