@@ -24,6 +24,7 @@ REFUSED: dict[str, str] = {
     "fomo+local": "both claim the question of what travels",
     **{f"gen+{name}": f"{name} has local head" for name in ("fomo", "local", "per", "rep")},
     "babu+cosine": "babu has a frozen random head",
+    "cosine+vhl": "vhl has extra outputs",
     "babu+rep": "both claim the phases of the model",
     "babu+ditto": "both define `personalise`",
     "mixup+ntd": "mixup has soft labels",

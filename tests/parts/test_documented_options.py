@@ -20,7 +20,7 @@ def documented(part: str) -> dict[str, tuple[str, str]]:
     return {name: (default, source) for name, default, source in rows}
 
 
-@pytest.mark.parametrize("part", ["debias", "moon", "cosine", "dann", "affine", "amplitude"])
+@pytest.mark.parametrize("part", ["debias", "moon", "cosine", "dann", "vhl", "affine", "amplitude"])
 def test_every_option_with_its_default_and_a_source(part: str) -> None:
     rows = documented(part)
     said = lambda value: str(value).lower() if isinstance(value, bool) else str(value)

@@ -52,7 +52,8 @@ class Cosine(Part):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        return {"a frozen random head": "needs its classifier to be trained"}
+        return {"a frozen random head": "needs its classifier to be trained",
+                "extra outputs": "gives cosines over τ, with which outputs of another kind cannot be compared"}
 
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:
         module.set_submodule(spec.layout.head, CosineHead(spec.width, spec.classes, self.tau, self.init))

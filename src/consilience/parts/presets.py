@@ -31,6 +31,7 @@ _LIST = (
     Preset("moon", ("moon",), "Features near the global model's and away from the client's previous ones."),
     Preset("mixup", ("mixup",), "Mix the samples and labels of a batch."),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
+    Preset("vhl", ("vhl",), "Virtual images, the same everywhere, to which features of each class are drawn."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
     Preset("fedntd", ("ntd",), "Distil the received model's not-true classes."),
     Preset("feddecorr", ("decorr",), "Features whose dimensions do not repeat each other."),
