@@ -19,7 +19,7 @@ def three_sites() -> FederatedData:
     return FederatedData("toy", x, (x[:, 0] > 127).to(torch.uint8), 2, clients, task="segmentation")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam"])
+@pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam", "fedrobust", "harmofl(low=0.1)"])
 def test_methods_train_and_are_scored_by_dice(method):
     result = consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2, lr=0.01)
     scores = result.records[-1]["personalised"]
@@ -28,7 +28,7 @@ def test_methods_train_and_are_scored_by_dice(method):
     assert scores["per_client"].keys() == {"site0", "site1", "site2"}
 
 
-@pytest.mark.parametrize("method", ["fedfm", "lfd", "moon", "fedntd", "fedgen", "fedbr", "dann"])
+@pytest.mark.parametrize("method", ["fedfm", "lfd", "moon", "fedntd", "fedgen", "fedbr", "dann", "vhl"])
 def test_methods_of_feature_vectors_say_so(method):
     with pytest.raises(ConfigError, match="cannot be used for segmentation"):
         consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2)
