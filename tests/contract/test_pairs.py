@@ -35,6 +35,8 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",
     "babu+cosine": "babu has a frozen random head",
+    "cosine+vhl": "vhl has extra outputs",
+    **{f"{name}+vhl": f"vhl adds outputs to the task's own loss, and {name} has another" for name in ("drift", "mix", "rod")},
     "babu+rep": "both claim the phases of the model",
     **{f"{name}+{hard}": f"{name} has soft labels" for name in ("manifold_mixup", "mix", "mixup", "moex") for hard in ("ntd", "rod")},
     "drift+mix": "both define `main_loss`",

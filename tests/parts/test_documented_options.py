@@ -21,7 +21,7 @@ def documented(part: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("part", ["debias", "moon", "cosine", "dann", "rod", "proto", "affine", "mixstyle", "moex", "manifold_mixup",
-                                  "apfl", "moreau", "amplitude", "maml", "apple", "mix"])
+                                  "apfl", "moreau", "amplitude", "maml", "apple", "mix", "vhl"])
 def test_every_option_with_its_default_and_a_source(part: str) -> None:
     rows = documented(part)
     said = lambda value: str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,7 +20,8 @@ def three_sites() -> FederatedData:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfa", "scaffold+dbe", "fedfa+mixup", "fedprox+fedsam", "fedfa+mixstyle",
-                                    "fedfa+moex", "fedfa+manifold_mixup", "fedmix(pool=6)", "naivemix(pool=6)+fedfa"])
+                                    "fedfa+moex", "fedfa+manifold_mixup", "fedmix(pool=6)", "naivemix(pool=6)+fedfa",
+                                    "fedrobust", "harmofl(low=0.1)"])
 def test_methods_train_and_are_scored_by_dice(method):
     result = consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2, lr=0.01)
     scores = result.records[-1]["personalised"]
@@ -29,7 +30,7 @@ def test_methods_train_and_are_scored_by_dice(method):
     assert scores["per_client"].keys() == {"site0", "site1", "site2"}
 
 
-@pytest.mark.parametrize("method", ["fedfm", "lfd", "moon", "fedntd", "fedgen", "fedbr", "dann"])
+@pytest.mark.parametrize("method", ["fedfm", "lfd", "moon", "fedntd", "fedgen", "fedbr", "dann", "vhl"])
 def test_methods_of_feature_vectors_say_so(method):
     with pytest.raises(ConfigError, match="cannot be used for segmentation"):
         consilience.run(method, three_sites(), model="unet(width=4)", rounds=1, batch=2)

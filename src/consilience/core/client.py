@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..tree import Tree
 from .network import Trace
-from .part import Model, Part
+from .part import Model, Part, Phase
 from .samples import Schedule
 from .slot import Slot
 
@@ -75,6 +75,11 @@ class ClientView:
     def schedule(self) -> Schedule:
         """The batches of its round, as (phase, sizes) one after another; empty where it cannot make one."""
         return self._fed.samples.schedule(self.id, self._fed.phases)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one epoch over them."""
+        return self._fed.samples.steps_for(self.size, [Phase("epoch", (), epochs=1)])
 
     def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """The client's training samples (or those held back), in order, transformed as in evaluation. On a GPU small samples come in

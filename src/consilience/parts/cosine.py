@@ -53,7 +53,8 @@ class Cosine(Part):
     @property
     def refuses(self) -> Mapping[str, str]:
         return {"a frozen random head": "needs its classifier to be trained",
-                "a second head": "has cosines for logits, to which another head's are not to be added"}
+                "a second head": "has cosines for logits, to which another head's are not to be added",
+                "extra outputs": "gives cosines over τ, with which outputs of another kind cannot be compared"}
 
     def build(self, module: nn.Module, spec: Spec) -> nn.Module:
         module.set_submodule(spec.layout.head, CosineHead(spec.width, spec.classes, self.tau, self.init))

@@ -36,6 +36,7 @@ _LIST = (
     Preset("fedmix", ("mix",), "Mix every batch with averages of other clients' samples, to first order in the averages."),
     Preset("naivemix", ("mix",), "Mix every batch with averages of other clients' samples.", settings={"mix": {"form": "naive"}}),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
+    Preset("vhl", ("vhl",), "Virtual images, the same everywhere, to which features of each class are drawn."),
     Preset("ditto", ("ditto",), "A personal model beside the global one."),
     Preset("perfedavg", ("maml",), "A start from which one step on a client's own samples goes far."),
     Preset("apfl", ("apfl",), "A personal model mixed with the shared one, by a weight that adapts."),
