@@ -200,6 +200,11 @@ class Federation:
                           self.spec, self.model, rng.key(self.policy.seed, part.name, "server", stage, self.round_number),
                           self.shares(ids), secret=self.secret, apply=self.program.network.apply, **more)
 
+    @torch.no_grad()
+    def downloads(self, number: int) -> dict[str, Tree]:
+        """What parts deliver to one client where it takes part alone."""
+        return {p.name: p.deliver(self.serve(p, "deliver", [number]), number) for p in self.method.using("deliver")}
+
     def keep(self, home: str, part: Part, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
         declared: Tree = getattr(self, home)

@@ -60,9 +60,7 @@ def beginning(schedule: Schedule, steps: int) -> Schedule:
 
 def work_of(fed: Federation, number: int) -> LocalWork:
     """A client's training as it would be in the next round."""
-    with torch.no_grad():
-        return LocalWork(fed, number, fed.client(number), [number],
-                         {p.name: p.deliver(fed.serve(p, "deliver", [number]), number) for p in fed.method.using("deliver")})
+    return LocalWork(fed, number, fed.client(number), [number], fed.downloads(number))
 
 
 def who_trains(fed: Federation) -> Iterator[int]:

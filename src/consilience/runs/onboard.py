@@ -142,9 +142,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
         fed.program.trains.update({p.name: frozenset(p.keys) for p in fed.phases})
         fed.program.travelling.update({p.name: () for p in fed.phases})
     fed.clients.put(number, state)
-    ids = [number]
-    with torch.no_grad():
-        down = {p.name: p.deliver(fed.serve(p, "deliver", ids), number) for p in fed.method.using("deliver")}
+    ids, down = [number], fed.downloads(number)
     with torch.enable_grad():
         outcome = next(iter(fed.engine.run([_Visit(fed, number, state, ids, down)])))
     refuse_nonfinite(fed, ids, {number: outcome}, {number: down})

@@ -26,7 +26,7 @@ class Expected:
         self.fed.prepared = True
         self._consulted: dict[tuple[str, str], Tree] = {}
         with torch.no_grad():
-            self._uploads = train_client(rehearsal, 0, [0], {}).uploads
+            self._uploads = train_client(rehearsal, 0, [0], rehearsal.downloads(0)).uploads
 
     def consulted(self, part: str, stage: str, round_number: int, cohort: list[int], number: int) -> Tree:
         """A template of what a part uploads before training. Where rows are joined, their number depends on the cohort."""
