@@ -65,7 +65,7 @@ class _Agreed:
     retries: int = option(5, "how often a round that too few answered is tried again before the run stops", low=0)
     retry_pause: float = option(10.0, "seconds before such a round is tried again", low=0.0)
     folder: str = option("", "the server's folder for checkpoints, records and models; a run started again with it goes on")
-    allow_raw_averages: bool = option(False, "allow methods that send averages of raw samples to the server (FedBR, FedMix, HarmoFL)")
+    allow_raw_averages: bool = option(False, "allow methods that send averages of raw samples to the server (FedBR, FedMix)")
     max_upload_mb: float = option(0.0, "largest answer of a site in MB; 0: what the method declares, and not a byte more", low=0.0)
     label: str = option("", "a name for this federation in its records")
 
