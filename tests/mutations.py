@@ -229,7 +229,7 @@ MUTATIONS = (
              "p if main and p is here[k] else p.detach()", "p.detach()",
              "parts/test_moreau.py::test_adversaries_step_what_they_attached"),
     Mutation("later hooks do not see a first pass that was elsewhere", "core/step.py",
-             'for seen in ("trace", "terms", "relabelled", "scratch"):', "for seen in ():",
+             'for seen in ("given", "trace", "terms", "relabelled", "scratch"):', "for seen in ():",
              "parts/test_moreau.py::test_later_hooks_of_the_step_see_the_first_pass_and_the_model_itself"),
     Mutation("APPLE steps the core by the whole gradient", "parts/apple.py", "longer * (p @ own)", "longer",
              "parts/test_apple.py::test_two_rounds_by_hand"),

@@ -98,6 +98,12 @@ def test_explain_says_what_mixed_features_mean_for_others(cli):
     assert not [line for line in alone if "mixed" in line or "passes without" in line]
 
 
+def test_explain_says_what_others_compare_with_beside_apple(cli):
+    said = "moon: the received model is the client's core, while its mixture of all cores is in training"
+    assert said in cli("explain", "apple+moon", *IMAGES, "--model", "digits_cnn", "--json").json()["resolves"]
+    assert "its mixture of all cores" not in cli("explain", "apple", *IMAGES, "--model", "digits_cnn").out
+
+
 def test_a_part_from_a_file(cli, tmp_path):
     (tmp_path / "mine.py").write_text(OWN_PART)
     tiny = ("--data", "synthetic(samples=90, classes=3, clients=3, features=4)", "--rounds", "2")

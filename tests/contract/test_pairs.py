@@ -31,6 +31,11 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
        for other in ("apfl", "gen", "rod") for name in ("apple", "fomo", "local", "per", "rep")},
     **{f"maml+{name}": f"{name} has no global model" for name in ("apple", "fomo", "local")},
     **{f"maml+{name}": f"{name} has partners within a batch" for name in ("manifold_mixup", "mixstyle", "moex")},
+    "manifold_mixup+moex": "both define `relabel`",
+    **{f"affine+{name}": f"affine ascends the loss before {name} mixes the labels" for name in ("manifold_mixup", "moex")},
+    **{f"apfl+{name}": f"apfl passes batches through its own model as they are, and {name}" for name in ("manifold_mixup", "moex")},
+    "apfl+mix": "apfl steps its own model by the task's loss, and mix has inputs",
+    **{f"{name}+rod": f"{name} has a separate personal model" for name in ("apfl", "ditto")},
     "babu+rod": "babu has a frozen random head",
     "cosine+rod": "rod has a second head",
     "drift+rod": "both define `main_loss`",
@@ -42,7 +47,8 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
     "drift+mix": "both define `main_loss`",
     **{f"mix+{name}": f"mix takes the gradient of a gradient, and {name} has a gradient of its own"
        for name in ("apple", "maml", "moreau", "sam")},
-    **{f"dp+{name}": "only place=local protects those" for name in ("apple", "debias", "dro", "ffa", "fomo", "gen", "mix", "nova")},
+    **{f"dp+{name}": "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "mix", "nova")},
+    "apple+dp": "apple uploads whole models, and dp bounds uploads as if they were changes",
     "dp+union": "union pools them into one",
 }
 EXPECTED = {frozenset(pair.split("+")): reason for pair, reason in REFUSED.items()}
@@ -73,6 +79,8 @@ def test_refusals_are_the_known_ones_and_say_why() -> None:
 BY_SETTING = {
     "two heads": (("moon", {"projection": 6}), ("cosine", {}), "both claim the head"),
     "a slope beside sam": (("mix", {"form": "fedmix"}), ("sam", {}), "Use form=naive beside it"),
+    "a slope by rows beside mixed features": (("mix", {"partner": "row"}), ("moex", {}), "Use partner=batch"),
+    "cores beside local noise": (("apple", {}), ("dp", {"place": "local"}), "apple uploads whole models"),
     "lite beside scaffold": (("anchors", {"lite": True, "every": 2}), ("scaffold", {}), "models that travel only now and then"),
     "lite beside avgm": (("anchors", {"lite": True, "every": 5}), ("avgm", {}), "in every round"),
     "the same part twice": (("prox", {}), ("prox", {"mu": 1.0}), "the same part twice"),
@@ -89,6 +97,9 @@ def test_refusals_that_depend_on_settings(case: str) -> None:
 def test_what_is_refused_by_setting_is_accepted_otherwise() -> None:
     Method([PARTS["moon"](), PARTS["cosine"]()])
     Method([PARTS["mix"](form="naive"), PARTS["sam"]()])
+    Method([PARTS["mix"](partner="batch"), PARTS["moex"]()])
+    Method([PARTS["mix"](form="naive", partner="row"), PARTS["moex"]()])
+    Method([PARTS["mix"](form="naive"), PARTS["apfl"]()])
     Method([PARTS["anchors"](lite=True, every=1), PARTS["scaffold"]()])
 
 

@@ -186,6 +186,31 @@ def test_classes_that_are_no_parts():
     assert check_class(Prox, "prox") is Prox
 
 
+def test_an_option_with_the_name_of_a_hook():
+    """It would hide the hook, and be called in the midst of a step."""
+    @dataclass(frozen=True)
+    class Counts(Part):
+        batch: int = option(4, "samples at a time")
+        name = "counts"
+
+        def loss(self, v):
+            return 0.0
+
+    @dataclass(frozen=True)
+    class Listens(Part):
+        name, points = "listens", ("head",)
+
+        def tap(self, v, point, x):
+            return x
+
+    @dataclass(frozen=True)
+    class Inherits(Counts):
+        name = "inherits"
+    for cls, hook in ((Counts, "batch"), (Listens, "points"), (Inherits, "batch")):
+        with pytest.raises(ConfigError, match=f"the class has an option or a value '{hook}', but that is the name of a hook"):
+            check_class(cls, "the class")
+
+
 def test_settings_out_of_range():
     with pytest.raises(ConfigError, match=r"'mu' option of prox must be at least 0.0. Got -1"):
         Prox(mu=-1)

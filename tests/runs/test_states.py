@@ -14,8 +14,10 @@ import torch
 from tests.runs.test_folder import Stop, crash_after, models, records
 
 import consilience
+from consilience import tree
 from consilience.engines.store import FILE, INDEX, DiskStore
 from consilience.errors import DataError
+from consilience.parts.registry import PARTS
 from consilience.runs import folder as folders
 from consilience.runs import states, use
 from consilience.runs.export import export, load_exported
@@ -23,6 +25,7 @@ from consilience.runs.measure import measure
 from consilience.runs.onboard import onboard
 from consilience.runs.reload import open_run
 from consilience.runs.run import Listener
+from consilience.testing import tiny_federation, trial
 
 SETTINGS = {"data": "synthetic(samples=160, classes=3, clients=4, size=8)", "model": "digits_cnn", "rounds": 5, "lr": 0.1,
             "validation": 0.2, "participation": 0.5}
@@ -181,7 +184,7 @@ def test_many_clients_have_no_file_each(both, tmp_path, monkeypatch, store):
             few.setattr(use, "MOST_FILES", 1000)
             one = use.open_finished(both / "memory", which).federation
         for number in range(4):
-            a, b = (dict(states.own_tensors(fed.client(number))) for fed in (many, one))
+            a, b = (dict(states.own_tensors(fed, fed.client(number))) for fed in (many, one))
             assert a.keys() == b.keys()
             assert all(torch.equal(a[k], b[k]) for k in a)
 
@@ -199,8 +202,36 @@ def test_the_best_states_outlive_interruptions(cut, both, tmp_path, monkeypatch)
     finish(tmp_path / "r", store="disk", rounds=8)
     a, b = (use.open_finished(tmp_path / name, "best").federation for name in ("r", "whole"))
     for number in range(4):
-        assert all(torch.equal(x, y) for x, y in zip(states.own_tensors(a.client(number)).values(),
-                                                     states.own_tensors(b.client(number)).values()))
+        assert all(torch.equal(x, y) for x, y in zip(states.own_tensors(a, a.client(number)).values(),
+                                                     states.own_tensors(b, b.client(number)).values()))
+
+
+@pytest.mark.parametrize("name", ["apfl", "moreau", "apple", "ditto", "per"])
+def test_models_that_serve_clients_are_among_what_best_holds(name):
+    """What APFL, pFedMe and APPLE serve by is kept by the part, and moves on after the best round."""
+    fed = tiny_federation([trial(PARTS[name])])
+    fed.round()
+    then = {n: (states.own_tensors(fed, fed.client(n)), tree.clone(fed.personal_model(n)[0])) for n in range(fed.size)}
+    model = fed.model
+    fed.round()
+    moved = fed.personal_model(0)[0]["params"]
+    assert any(not torch.equal(moved[k], t) for k, t in then[0][1]["params"].items())
+    fed.model = model
+    for number, (own, served) in then.items():
+        fed.clients.put(number, states.with_own(fed, fed.client(number), own))
+        back = dict(tree.paths(fed.personal_model(number)[0]))
+        assert all(torch.equal(back[path], t) for path, t in tree.paths(served)), number
+
+
+def test_a_client_that_came_after_the_best_round_was_served_the_global_model_then():
+    fed = tiny_federation([trial(PARTS["moreau"])])
+    fed.round([0])
+    own, model = states.own_tensors(fed, fed.client(1)), fed.model
+    fed.round([0, 1])
+    fed.model = model
+    fed.clients.put(1, states.with_own(fed, fed.client(1), own))
+    served = fed.personal_model(1)[0]["params"]
+    assert all(torch.equal(served[k], t) for k, t in model["params"].items())
 
 
 def test_without_a_folder_nothing_is_left(monkeypatch, tmp_path):

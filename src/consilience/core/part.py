@@ -215,4 +215,4 @@ HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_sh
          "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
 STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
-EXCLUSIVE = ("main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them
+EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them

@@ -188,7 +188,7 @@ class Step:
         n = len(self.phase.keys)
         if main:
             self.result = loss.detach(), at.scratch
-            for seen in ("trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
+            for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, list(grads[n:])
         return dict(zip(self.phase.keys, grads))

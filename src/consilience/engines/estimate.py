@@ -158,7 +158,9 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
         disk["states"] = states + cohort * state + (CHECKPOINTS * older + (states if fed.personal else 0) if kept else 0)
     if kept:
         disk["checkpoints"] = (CHECKPOINTS + 1) * (server + (0 if on_disk else states))
-        own = tree.count_bytes({home: fed.clients.fresh.tensors[home] for home in ("personal", "local")}) if fed.personal else 0
+        fresh = fed.clients.fresh.tensors
+        served = {p.name: fresh["kept"].get(p.name, {}) for p in fed.method.using("personalise")}
+        own = tree.count_bytes({"personal": fresh["personal"], "local": fresh["local"], "kept": served}) if fed.personal else 0
         disk["models"] = 2 * (model + min(fed.size, visits(fed, rounds)) * own)
     steps = steps_per_round(fed)
     seconds = None if step_seconds is None else steps * step_seconds / min(max(processes, twins), cohort) + cohort * visit_seconds

@@ -36,6 +36,11 @@ class Affine(Part):
     neutral = {"ascent": 0.0}
     prefers = {"weights": "uniform"}
 
+    def objection(self, other: Part) -> str | None:
+        if type(other).relabel is not Part.relabel:
+            return f"ascends the loss before {other.name} mixes the labels of features that it mixed"
+        return None
+
     def points(self, layout: Layout) -> tuple[str, ...]:
         return (layout.entry,)
 

@@ -40,12 +40,19 @@ class Apfl(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"personal models"})
+        return frozenset({"personal models", "a separate personal model"})
 
     @property
     def refuses(self) -> Mapping[str, str]:
         reason = "mixes a client's own model with one that all clients share and train as a whole"
         return {"local head": reason, "no global model": reason}
+
+    def objection(self, other: Part) -> str | None:
+        if type(other).relabel is not Part.relabel:
+            return f"passes batches through its own model as they are, and {other.name} mixes labels because it mixed features"
+        if other.second_order:
+            return f"steps its own model by the task's loss, and {other.name} has inputs that are meant for a loss of its own"
+        return None
 
     def init_kept(self, spec: Spec) -> Tree:
         return {"own": spec.model, "alpha": torch.tensor(self.alpha), "mixture": spec.model["params"]}

@@ -53,6 +53,11 @@ class Apple(Part):
     def traits(self) -> frozenset[str]:
         return frozenset({"no global model", "local head", "personal models", "a comparison of clients"})
 
+    def objection(self, other: Part) -> str | None:
+        if type(other).release is not Part.release:
+            return f"uploads whole models, and {other.name} bounds uploads as if they were changes"
+        return None
+
     def require(self, spec: Spec) -> str | None:
         if spec.population < 2:
             return "needs at least two clients."

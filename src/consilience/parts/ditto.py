@@ -30,7 +30,7 @@ class Ditto(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"personal models"})
+        return frozenset({"personal models", "a separate personal model"})
 
     def init_personal(self, spec: Spec) -> Tree:
         return {"model": spec.model}

@@ -65,6 +65,8 @@ class Mix(Part):
     def objection(self, other: Part) -> str | None:
         if self.form == "fedmix" and type(other).gradient is not Part.gradient:
             return f"takes the gradient of a gradient, and {other.name} has a gradient of its own. Use form=naive beside it"
+        if self.form == "fedmix" and self.partner == "row" and type(other).relabel is not Part.relabel:
+            return f"gives every row a label of its own average, which {other.name} would have to mix as it mixes rows. Use partner=batch"
         return None
 
     def require(self, spec: Spec) -> str | None:

@@ -59,6 +59,10 @@ def check_class(cls: object, where: str) -> type[Part]:
     for field in dataclasses.fields(cls):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"The field {field.name!r} of {where} has no default: write {field.name}: … = option(value, \"what it is\").")
+    for hook in HOOKS:
+        if not callable(getattr(cls, hook)):              # a value would be called in the midst of a round
+            raise ConfigError(f"{where} has an option or a value {hook!r}, but that is the name of a hook, which is a method. "
+                              "Give it another name.")
     _check_hooks(cls, where)
     return cls
 

@@ -46,7 +46,8 @@ class Rod(Part):
     def refuses(self) -> Mapping[str, str]:
         shared = "adds personal heads to one that all clients share and train"
         return {"soft labels": "counts the samples of each class, which needs one true class for every sample", "local head": shared,
-                "no global model": shared, "a frozen random head": shared}
+                "no global model": shared, "a frozen random head": shared,
+                "a separate personal model": "serves clients by both heads of the shared one"}
 
     def require(self, spec: Spec) -> str | None:
         if any(spec.in_head(k) for k in spec.model["buffers"]):

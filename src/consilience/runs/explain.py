@@ -91,6 +91,9 @@ def _choices(fed: Federation) -> list[str]:
         out.append("sam: task and added terms are inside both passes; corrections, statistics and adversaries act once, in the first")
         if "debias" in names or "dann" in names:
             out.append("the adversary's step is taken once, outside sam's second pass")
+    comparing = ", ".join(sorted(names & {"constraint", "debias", "drift", "moon", "ntd"}))
+    if "apple" in names and comparing:
+        out.append(f"{comparing}: the received model is the client's core, while its mixture of all cores is in training")
     if "maml" in names:
         out.append("maml: task and added terms are in every pass; corrections act once, statistics and adversaries in the first piece")
     if "debias" in names:

@@ -265,7 +265,8 @@ class RunFolder:
                     save_best(fed, self.path / name)
                 return
             for number, client in enumerate(data.clients):
-                write_tensors(self.path / name / "clients" / f"{safe_name(client.name)}.safetensors", own_tensors(fed.client(number)))
+                write_tensors(self.path / name / "clients" / f"{safe_name(client.name)}.safetensors",
+                              own_tensors(fed, fed.client(number)))
 
     def finish(self, result: Result, data: FederatedData) -> None:
         self.checkpoint(result.federation, force=True)

@@ -15,6 +15,7 @@ from ..core.federation import Federation
 from ..core.store import ClientStore
 from ..engines.estimate import choose_store
 from ..engines.store import INDEX, DiskStore
+from ..tree import Tree
 from .files import disk, read_tensors, write_tensors
 
 FOLDER = "states"                  # of a run's folder, where the states lie that are not in memory
@@ -76,9 +77,18 @@ def load_states(fed: Federation, store: DiskStore, run: Path, folder: Path, abou
 
 # ---- clients' own tensors beside the global model --------------------------------------------------------------------
 
-def own_tensors(state: ClientState) -> dict[str, Tensor]:
-    """What a client keeps of its model: personal tensors, and the part that never travels."""
-    return dict(tree.paths({home: state.tensors[home] for home in ("personal", "local")}))
+def _own_homes(fed: Federation, state: ClientState) -> Tree:
+    homes = {home: state.tensors[home] for home in ("personal", "local")}
+    served = {p.name: state.tensors["kept"][p.name] for p in fed.method.using("personalise") if state.tensors["kept"].get(p.name)}
+    return {**homes, "kept": served} if served else homes
+
+
+def own_tensors(fed: Federation, state: ClientState) -> dict[str, Tensor]:
+    """What a client keeps of its model: personal tensors, the part that never travels, and, once it took part, what the model that
+    serves it is made of, as APFL's mixture.
+    """
+    homes = _own_homes(fed, state)
+    return dict(tree.paths({k: v for k, v in homes.items() if k != "kept" or not state.first}))
 
 
 def save_best(fed: Federation, folder: Path) -> None:
@@ -87,7 +97,8 @@ def save_best(fed: Federation, folder: Path) -> None:
         with disk("write", folder):
             fed.clients.save(folder, folder.name)
     else:
-        write_tensors(folder / TOGETHER, {f"{i}/{path}": t for i, s in fed.clients.visited() for path, t in own_tensors(s).items()})
+        write_tensors(folder / TOGETHER, {f"{i}/{path}": t for i, s in fed.clients.visited()
+                                          for path, t in own_tensors(fed, s).items()})
 
 
 def return_to_best(fed: Federation, run: Path) -> None:
@@ -96,21 +107,25 @@ def return_to_best(fed: Federation, run: Path) -> None:
     if (folder / INDEX).is_file():
         best = DiskStore(fed.clients.fresh, run / FOLDER)
         best.load(folder, None, folder.name)
-        fed.clients = _Best(fed.clients, best)
+        fed.clients = _Best(fed, best)
         return
     each: dict[int, dict[str, Tensor]] = {}
     for path, tensor in read_tensors(folder / TOGETHER).items():
         owner, _, rest = path.partition("/")
         each.setdefault(int(owner), {})[rest] = tensor
-    fresh = own_tensors(fed.clients.fresh)
+    fresh = own_tensors(fed, fed.clients.fresh)
     for number, state in list(fed.clients.visited()):
-        fed.clients.put(number, with_own(state, each.get(number, fresh)))
+        fed.clients.put(number, with_own(fed, state, each.get(number, fresh)))
 
 
-def with_own(state: ClientState, own: Mapping[str, Tensor]) -> ClientState:
+def with_own(fed: Federation, state: ClientState, own: Mapping[str, Tensor]) -> ClientState:
     """A client's state with other tensors of its own, served by the global model rather than one it trained alone."""
-    homes = filled({home: state.tensors[home] for home in ("personal", "local")}, own)
-    return replace(state, tensors={**state.tensors, **homes}, own_round=0)
+    homes, fresh = _own_homes(fed, state), fed.clients.fresh.tensors["kept"]
+    newcomer = "kept" in homes and not any(path.startswith("kept/") for path in own)          # it had not taken part then
+    kept = {**state.tensors["kept"], **({name: fresh[name] for name in homes["kept"]} if newcomer else {})}
+    taken = filled({k: v for k, v in homes.items() if k != "kept" or not newcomer}, own)
+    return replace(state, tensors={**state.tensors, **taken, "kept": {**kept, **taken.get("kept", {})}}, own_round=0,
+                   first=state.first or newcomer)
 
 
 def filled(template: Any, tensors: Mapping[str, Tensor], path: str = "") -> Any:
@@ -123,12 +138,12 @@ def filled(template: Any, tensors: Mapping[str, Tensor], path: str = "") -> Any:
 class _Best(ClientStore):
     """The last round's states with the own tensors of the best one, put together when asked for."""
 
-    def __init__(self, last: ClientStore, best: ClientStore) -> None:
-        super().__init__(last.fresh)
-        self._last, self._best = last, best
+    def __init__(self, fed: Federation, best: ClientStore) -> None:
+        super().__init__(fed.clients.fresh)
+        self._fed, self._last, self._best = fed, fed.clients, best
 
     def _read(self, number: int) -> ClientState:
-        return with_own(self._last.get(number), own_tensors(self._best.get(number)))
+        return with_own(self._fed, self._last.get(number), own_tensors(self._fed, self._best.get(number)))
 
     def _numbers(self) -> Iterator[int]:
         return self._last.numbers()

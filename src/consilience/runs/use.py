@@ -89,7 +89,7 @@ def _return_to_best(run: OpenedRun) -> None:
     elif fed.personal and not fed.pooled:
         for number, client in enumerate(run.data.clients):
             own = read_tensors(folder / "clients" / f"{safe_name(client.name)}.safetensors")
-            fed.clients.put(number, with_own(fed.client(number), own))
+            fed.clients.put(number, with_own(fed, fed.client(number), own))
 
 
 def served(run: OpenedRun, client: str | None = None) -> Served:
