@@ -128,6 +128,7 @@ def test_every_forwarded_option_exists(preset):
     ("fedprox", {"prox.mu": "strong"}, "'mu' option of prox must be a number"),
     ("fedprox", {"prox.mu": -1}, "'mu' option of prox must be at least 0"),
     ("fedprox(mu=0.1)+prox(mu=0.2)", {}, "prox.mu is set twice: 0.1 by fedprox\\(mu=0.1\\) and 0.2 by prox\\(mu=0.2\\)"),
+    ("fedmix+naivemix", {}, "mix.form is set twice: 'fedmix' by the preset fedmix and 'naive' by the preset naivemix"),
     ("moon+moon", {}, "'moon' stands twice in 'moon\\+moon'"),
     ("", {}, "names joined by '\\+'"),
     ("moon+", {}, "names joined by '\\+'"),

@@ -33,7 +33,8 @@ _LIST = (
     Preset("manifold_mixup", ("manifold_mixup",), "Mix the features and labels of a batch at a layer drawn in every step."),
     Preset("mixstyle", ("mixstyle",), "Samples of a batch lend each other the mean and deviation of their channels."),
     Preset("moex", ("moex",), "Samples of a batch exchange the moments of their features, and some of their labels."),
-    Preset("fedmix", ("mix",), "Mix every batch with averages of other clients' samples, to first order in the averages."),
+    Preset("fedmix", ("mix",), "Mix every batch with averages of other clients' samples, to first order in the averages.",
+           settings={"mix": {"form": "fedmix"}}),                        # said, so that naivemix beside it is refused
     Preset("naivemix", ("mix",), "Mix every batch with averages of other clients' samples.", settings={"mix": {"form": "naive"}}),
     Preset("dann", ("dann",), "Features that do not tell which client they come from."),
     Preset("vhl", ("vhl",), "Virtual images, the same everywhere, to which features of each class are drawn."),
