@@ -65,7 +65,7 @@ def test_pooled_accuracy_is_the_share_of_right_samples(tiny):
 def test_when_models_are_scored_is_said(tiny):
     said = lambda method: consilience.run(method, **tiny | {"rounds": 1}).records[-1]["personalised"]["scored"]
     assert said("local") == "after local training"
-    assert said("ditto") == "after its own local training"
+    assert said("ditto") == "after their own local training"
     assert said("fedbabu") == "after aggregation and fine-tuning"
 
 

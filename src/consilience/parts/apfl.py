@@ -31,7 +31,7 @@ class Apfl(Part):
     adapt: str = option("step", "when α moves: in every step, in the first of a round, or never", choices=("step", "round", "never"))
 
     name = "apfl"
-    scored = "after its own local training"
+    scored = "after their own local training"
     paper = "APFL (Deng et al., 2020), algorithm 1"
     helps = ("label skew", "feature shift")
     departs = ("PFLlib's rule is not offered: v descends ℓ(v), α has a mixed gradient with a decay, v becomes v̄ after the round, α from 1",

@@ -22,7 +22,7 @@ class Ditto(Part):
 
     name = "ditto"
     acts_on = "ditto"
-    scored = "after its own local training"
+    scored = "after their own local training"
     paper = "Ditto (Li et al., ICML 2021)"
     helps = ("label skew", "feature shift")
     departs = ("the pull is towards the model received in this round, over the whole model",)

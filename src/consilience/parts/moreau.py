@@ -32,7 +32,7 @@ class Moreau(Part):
     beta: float = option(1.0, "β, step of the server towards the average", above=0.0, tune=(1.0, 2.0))
 
     name = "moreau"
-    scored = "after its own local training"
+    scored = "after their own local training"
     paper = "pFedMe (Dinh et al., NeurIPS 2020), Alg. 1"
     helps = ("label skew", "feature shift")
     departs = ("the personal steps have the release's weight decay, which is not in the paper; decay=0 leaves it out",
