@@ -118,7 +118,7 @@ def list_methods() -> list[dict[str, Any]]:
         rows.append({"name": preset.name, "kind": "method", "idea": preset.idea, "parts": list(preset.parts),
                      "paper": "; ".join(dict.fromkeys(m.paper for m in members)) or "FedAvg (McMahan et al., AISTATS 2017)",
                      "options": _preset_options(options, parts),
-                     "helps": sorted({h for m in members for h in m.helps}) or ["none: the base"],
+                     "helps": _helps(members),
                      "uploads": _uploads(members)})
     for name, cls in parts.items():
         if name in PRESETS:
@@ -135,6 +135,12 @@ def _preset_options(options: dict[str, list[str]], parts: dict[str, type[Part]])
         row = next(r for r in describe(parts[part]) if r["name"] == key)
         out.append({**row, "name": option, "sets": targets})
     return out
+
+
+def _helps(members: list[type[Part]]) -> list[str]:
+    """Skews that any of the parts is made against; that of a reference ("none: …") where there is none."""
+    said = sorted({h for m in members for h in m.helps})
+    return [h for h in said if not h.startswith("none")] or said or ["none: the base"]
 
 
 def _uploads(members: list[type[Part]]) -> list[str]:
