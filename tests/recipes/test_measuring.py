@@ -98,9 +98,9 @@ def test_a_measure_for_which_time_is_up_is_left_for_the_next_command(whole, tmp_
 def test_a_seed_without_a_value_is_named_beside_those_that_have_one(whole, tmp_path):
     some = reproduce(whole[0], tmp_path, DBE, jobs=1)
     kept = entry(some, "dbe", "kept")
-    kept.states |= {1: "not measured", 2: "failed: it broke", 3: "not run"}
+    kept.states |= {1: "not measured", 2: "failed: it broke", 3: "not run", 4: "not measured"}
     (shown,) = some.table(columns=["kept"], rows=["dbe"]).rows
-    assert shown[3] == f"{kept.values[0]:.{kept.cell.digits}f} (seed 1: not measured, seed 2: failed)"
+    assert shown[3] == f"{kept.values[0]:.{kept.cell.digits}f} (seeds 1, 4: not measured, seed 2: failed)"
 
 
 def test_a_long_measure_goes_on_where_it_was_stopped(whole, monkeypatch):

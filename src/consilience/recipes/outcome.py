@@ -104,8 +104,7 @@ class Outcome:
     def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
         digits, printed = e.cell.digits, e.cell.printed
         ours = e.ours
-        lacking = [f"seed {seed}: {word.partition(':')[0]}" for seed, word in e.states.items() if word not in ("done", "not run")]
-        without = f" ({', '.join(lacking)})" if lacking else ""
+        without = f" ({lacking})" if (lacking := _lacking(e.states)) else ""
         so_far = spread(list(e.partial.values()))
         shown = (ours.text(digits) + without) if ours else f"{so_far.text(digits)} at {e.state}" if so_far else e.state
         within = {True: "yes", False: "no", None: "–"}[e.within]
@@ -170,6 +169,15 @@ class Outcome:
                 "readings": list(r.readings), "notes": list(r.notes), "cells": [self.record(e) for e in self.entries],
                 "order": self.order(self.entries), "figures": list(self.figures), "remarks": list(self.remarks),
                 "unavailable": r.unavailable}
+
+
+def _lacking(states: dict[int, str]) -> str:
+    """The seeds that ran and have no value, by why: `seeds 0, 2: not measured, seed 3: failed`."""
+    by_reason: dict[str, list[str]] = {}
+    for seed, word in states.items():
+        if word not in ("done", "not run"):
+            by_reason.setdefault(word.partition(":")[0], []).append(str(seed))
+    return ", ".join(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {reason}" for reason, seeds in by_reason.items())
 
 
 def _settings(title: str, given: Sequence[tuple[str, str]]) -> str:
