@@ -74,6 +74,15 @@ def test_reproduce_writes_and_prints(run, tiny, tmp_path):
     assert document["scaled"] == 0.25
 
 
+def test_a_recipe_named_twice_is_written_and_printed_once(run, tiny, tmp_path):
+    asked = [f"{tiny}:dbe:kept", f"{tiny}:fedavg:accuracy"]
+    lines = run("reproduce", *asked, "--seeds", "1", "--report-only", "--format", "csv", "--out", str(tmp_path / "both")).splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [["accuracy", "FedAvg"], ["what is kept", "FedAvg+DBE"]]
+    assert (tmp_path / "both" / "table.csv").is_file()                        # one recipe, so no folder for each
+    document = json.loads((tmp_path / "both" / "table.json").read_text(encoding="utf-8"))
+    assert f"{asked[0].rpartition('/')[2]} {asked[1].rpartition('/')[2]}" in document["command"]
+
+
 def test_failures_end_with_three(run, tiny):
     tiny.write_text(TINY.replace("clients = 4", "clients = 1").replace('method = "fedavg+dbe"', 'method = "fedfomo"')
                     .replace('settings = { "mr.kappa" = 5.0 }', ""), encoding="utf-8")

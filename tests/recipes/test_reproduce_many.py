@@ -52,6 +52,15 @@ def test_cells_come_in_the_order_they_are_asked_for(whole):
     assert named(Order(("dbe",))) == [("dbe", "accuracy"), ("dbe", "kept")]
 
 
+def test_a_recipe_named_twice_is_one_order_with_the_cells_of_both(whole):
+    recipe = whole[0]
+    order = Order(("dbe",), ("kept",), 1, 0.5, beside=((("fedavg",), ("accuracy",)), (("dbe",), ())))
+    assert [(c.row.name, c.column.name) for c in order.cells_of(recipe)] == [("dbe", "kept"), ("fedavg", "accuracy"), ("dbe", "accuracy")]
+    words = order.command(recipe).split()
+    assert words[2:5] == [f"{recipe.name}:dbe:kept", f"{recipe.name}:fedavg:accuracy", f"{recipe.name}:dbe"]
+    assert [parse_asked(w) for w in words[2:5]] == [(recipe.name, *s) for s in ((order.rows, order.columns), *order.beside)]
+
+
 def test_several_recipes_share_runs_and_one_seed_of_all_comes_first(tiny, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(TINY.replace('title = "Two methods', 'title = "The same two methods'), encoding="utf-8")

@@ -17,7 +17,7 @@ from ..recipes.folders import RUNS
 from ..recipes.format import Recipe
 from ..recipes.load import load_recipe, recipe_names
 from ..recipes.merge import merge_runs
-from ..recipes.orders import Order, Piece, parse_asked, split_names
+from ..recipes.orders import Order, Piece, Selection, parse_asked, split_names
 from ..recipes.outcome import Outcome
 from ..recipes.page import write_html, write_outcome
 from ..recipes.results import write_results
@@ -75,18 +75,21 @@ Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and i
 
 def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...], seeds: int | None, scale: float, engine: str | None,
             device: str | None, changed: tuple[tuple[str, str], ...], out: Path | None, runs: Path | None, skip: int = 0) -> list[Piece]:
-    """What is asked of every recipe, and where its results go. Several recipes share their runs; one named twice is one piece of each."""
+    """What is asked of every recipe, and where its results go. Recipes share their runs; one named twice is one piece with all its cells."""
     parsed = [parse_asked(text) for text in asked]
     if (rows or columns) and (len(parsed) > 1 or any(r or c for _, r, c in parsed)):
         raise ConfigError("--rows and --columns belong to one recipe. Write them behind its name, as in dbe/table5:local,fedavg:fmnist.")
     top = out or Path("reproductions")
-    pieces = []
+    selections: dict[str, list[Selection]] = {}
     for name, own_rows, own_columns in parsed:
+        selections.setdefault(name, []).append((own_rows or rows, own_columns or columns))
+    pieces = []
+    for name, ((first_rows, first_columns), *beside) in selections.items():
         recipe = load_recipe(name)
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
-        folder = out if out is not None and len(parsed) == 1 else top / plain
-        place = runs or (folder if len(parsed) == 1 else top) / RUNS
-        order = Order(own_rows or rows, own_columns or columns, seeds, scale, engine, device, changed, skip)
+        folder = out if out is not None and len(selections) == 1 else top / plain
+        place = runs or (folder if len(selections) == 1 else top) / RUNS
+        order = Order(first_rows, first_columns, seeds, scale, engine, device, changed, skip, tuple(beside))
         pieces.append(Piece(recipe, order, folder, place))
     return pieces
 
@@ -166,7 +169,7 @@ def _write(piece: Piece, outcome: Outcome, data_dir: Path | None, results: Path 
 
 def _print(piece: Piece, outcome: Outcome, form: str) -> None:
     if outcome.entries:
-        return print_table(outcome.table(piece.order.rows, piece.order.columns), form)
+        return print_table(outcome.table(cells=piece.order.cells_of(piece.recipe)), form)
     recipe = piece.recipe
     typer.echo("\n".join([f"{recipe.name}: {recipe.title}", *([f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []),
                           *(str(piece.out / f) for f in outcome.figures), *outcome.remarks]))

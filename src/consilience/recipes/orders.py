@@ -11,6 +11,8 @@ from pathlib import Path
 from ..errors import ConfigError
 from .format import Cell, Recipe
 
+Selection = tuple[tuple[str, ...], tuple[str, ...]]             # rows and columns; none: all
+
 _ASKED = re.compile(r"^(?P<name>.*\.toml|[^:]*)(?::(?P<rows>[^:]*))?(?::(?P<columns>[^:]*))?$")
 
 
@@ -39,6 +41,7 @@ class Order:
     device: str | None = None
     changed: tuple[tuple[str, str], ...] = ()   # settings of the runs that are not as the recipe has them
     skip: int = 0                               # so many of the recipe's first seeds are left to others
+    beside: tuple[Selection, ...] = ()          # rows and columns asked for besides, where one rectangle is not enough
 
     def __post_init__(self) -> None:
         for name, _ in self.changed:
@@ -61,14 +64,21 @@ class Order:
         """The cells asked for, in the order they were asked for: column by column, and the rows as they were named."""
         def place(asked: Sequence[str], name: str) -> int:
             return asked.index(name) if asked else 0
-        chosen = recipe.select(self.rows, self.columns)
-        return sorted(chosen, key=lambda c: (place(self.columns, c.column.name), place(self.rows, c.row.name)))
+        cells: dict[int, Cell] = {}
+        for rows, columns in ((self.rows, self.columns), *self.beside):
+            chosen = recipe.select(rows, columns)
+            cells |= {id(c): c for c in sorted(chosen, key=lambda c: (place(columns, c.column.name), place(rows, c.row.name)))}
+        return list(cells.values())
 
     def command(self, recipe: Recipe) -> str:
         """As it can be typed, without this machine's places."""
-        words = ["consilience", "reproduce", recipe.name]
-        words += ["--rows", ",".join(self.rows)] if self.rows else []
-        words += ["--columns", ",".join(self.columns)] if self.columns else []
+        words = ["consilience", "reproduce"]
+        if self.beside:
+            words += [":".join([recipe.name, ",".join(rows), ",".join(columns)]).rstrip(":")
+                      for rows, columns in ((self.rows, self.columns), *self.beside)]
+        else:
+            words += [recipe.name, *(["--rows", ",".join(self.rows)] if self.rows else [])]
+            words += ["--columns", ",".join(self.columns)] if self.columns else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
         words += ["--skip-seeds", str(self.skip)] if self.skip else []
         words += ["--rounds-scale", f"{self.scale:g}"] if self.scale != 1.0 else []

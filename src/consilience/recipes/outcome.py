@@ -92,14 +92,15 @@ class Outcome:
         both = "; ".join(filter(None, (scaled, changed)))
         return f"{both}, so these are not the table's numbers" if both else ""
 
-    def table(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
-        """Paper / ours / difference of some rows and columns, column by column."""
+    def table(self, rows: Sequence[str] = (), columns: Sequence[str] = (), cells: Sequence[Cell] | None = None) -> Table:
+        """Paper / ours / difference of some rows and columns, or of single cells, column by column."""
         chosen = [e for c in self.recipe.columns for e in self.entries if e.cell.column.name == c.name
-                  and (not columns or c.name in columns) and (not rows or e.cell.row.name in rows)]
+                  and (not columns or c.name in columns) and (not rows or e.cell.row.name in rows)
+                  and (cells is None or any(e.cell is cell for cell in cells))]
         extra = list(dict.fromkeys(title for e in chosen for title, _ in e.cell.also))
         title = f"{self.recipe.name}: {self.recipe.title}" + (f" [{self.label}]" if self.label else "")
-        cells, records = [self._cells(e, extra) for e in chosen], [self.record(e) for e in chosen]
-        return Table([*HEADER, *extra], cells, title, self.notes(chosen), records)
+        lines, records = [self._cells(e, extra) for e in chosen], [self.record(e) for e in chosen]
+        return Table([*HEADER, *extra], lines, title, self.notes(chosen), records)
 
     def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
         digits, printed = e.cell.digits, e.cell.printed
