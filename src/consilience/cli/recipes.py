@@ -75,7 +75,7 @@ Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and i
 
 def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...], seeds: int | None, scale: float, engine: str | None,
             device: str | None, changed: tuple[tuple[str, str], ...], out: Path | None, runs: Path | None, skip: int = 0) -> list[Piece]:
-    """What is asked of every recipe, and where its results go. Recipes share their runs; one named twice is one piece with all its cells."""
+    """What is asked of every recipe, and where its results go. They share their runs; one named twice is one piece with all its cells."""
     parsed = [parse_asked(text) for text in asked]
     if (rows or columns) and (len(parsed) > 1 or any(r or c for _, r, c in parsed)):
         raise ConfigError("--rows and --columns belong to one recipe. Write them behind its name, as in dbe/table5:local,fedavg:fmnist.")
