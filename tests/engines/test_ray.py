@@ -281,6 +281,42 @@ def test_a_lost_worker_costs_time_alone(free, tmp_path, monkeypatch):
     crew.close()
 
 
+@dataclass(frozen=True)
+class Noted(Deadly):
+    """Also notes which clients were begun."""
+
+    log: str = ""
+
+    def init_scratch(self, c):
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(f"{c.id} ")
+        return super().init_scratch(c)
+
+
+@federation
+def test_what_a_lost_worker_had_ended_is_neither_done_again_nor_blamed(free, tmp_path, monkeypatch):
+    """Answers of a worker may be heard after its loss: the last first, here."""
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a").touch()
+    part = Noted(str(files), str(tmp_path / "log"))
+    wait = ray.wait
+
+    def last_first(refs, num_returns, timeout):
+        ready = wait(refs, num_returns=len(refs), timeout=5)[0]
+        return ready[-1:], []
+
+    monkeypatch.setattr("consilience.engines.ray.crew.ray.wait", last_first)
+    crew = Crew(free, Plan(1, "cpu"))
+    fed = tiny_federation([part], engine=Ray.with_crew(crew))
+    fed.round()
+    begun = (tmp_path / "log").read_text(encoding="utf-8").split()
+    crew.close()
+    assert crew.restarts == 1
+    assert begun.count("1") == 2
+    assert len(begun) == len(set(begun)) + 1                                     # the others once
+
+
 @federation
 def test_a_worker_killed_from_outside(crew, capfd):
     fed = tiny_federation([Scaffold()], engine=Ray.with_crew(crew))

@@ -57,6 +57,7 @@ def test_one_recipe_in_full(run):
     assert cell["run"]["momentum"] == 0.9
     assert "global test set" in cell["protocol"]
     assert "lfd_uniform" in run("recipes", "lfd/table2")
+    assert "47.10" in run("recipes", "fedbr/table6")                          # as printed: TOML's 47.10 is a number
 
 
 def test_reproduce_writes_and_prints(run, tiny, tmp_path):

@@ -63,8 +63,8 @@ def _show(recipe: Recipe, form: str, as_json: bool) -> None:
               "run": dict(c.values) if c.values is not None else None, "protocol": c.score.sentence()} for c in recipe.cells]
     if as_json:
         return print_json({**_facts(recipe), "readings": list(recipe.readings), "notes": list(recipe.notes), "cell_list": cells})
-    rows = [[str(c["row"]), str(c["column"]), "ours" if c["ours"] else str(c["paper"] or "–"), str(c["method"] or "–"),
-             str(c["unavailable"] or "yes")] for c in cells]
+    rows = [[str(c["row"]), str(c["column"]), "ours" if c["ours"] else cell.printed.shown(cell.digits) if cell.printed else "–",
+             str(c["method"] or "–"), str(c["unavailable"] or "yes")] for c, cell in zip(cells, recipe.cells)]
     notes = [*(f"Reading: {r}" for r in recipe.readings), *recipe.notes]
     notes += [f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []
     print_table(Table(["row", "column", "paper", "method", "can be run"], rows, f"{recipe.name}: {recipe.title}", notes, cells), form)

@@ -38,6 +38,16 @@ class _Hand:
             ray.kill(self.actor, no_restart=True)
 
 
+def _answered(hand: _Hand) -> Iterator[tuple[int, Any]]:
+    """What a lost worker had ended before: not to be done again, and not to blame."""
+    for ref in list(hand.chunks):
+        try:
+            answer = ray.get(ref, timeout=0)
+        except RayError:
+            continue
+        yield hand.chunks.pop(ref), answer
+
+
 class Crew:
     """Workers that can serve one federation after another. Nothing is started before the first call."""
 
@@ -89,21 +99,26 @@ class Crew:
                     raise WorkerError(f"A Ray worker failed: {error}") from error
                 except RayError as error:
                     unstarted = 0 if hand.ready else unstarted + 1
+                    for number, answer in _answered(hand):
+                        results.update(self._taken(chunks[number], answer))
                     self._lost(hand, waiting, attempts, unstarted, error)
                     continue
                 if ref == hand.greeting:
                     self._greet(hand, *answer)
                     continue
-                number = hand.chunks.pop(ref)
-                if answer[0] == "failed":
-                    raise_from_worker(rebuild_error(answer[1]), answer[2])
-                self.heard.update(dict.fromkeys(answer[2]))
-                results.update(zip(chunks[number], unpack(answer[1], copy=True)))
+                results.update(self._taken(chunks[hand.chunks.pop(ref)], answer))
             if not any(hand.ready for hand in self.hands) and time.monotonic() - since > PATIENCE:
                 raise ConfigError(f"No worker could be started in {PATIENCE:.0f} s on {self.cluster.described()}: is all of it in use?")
             while given in results:
                 yield results.pop(given)
                 given += 1
+
+    def _taken(self, chunk: list[int], answer: Any) -> Iterator[tuple[int, Any]]:
+        """The tasks of a chunk with their results. An error of a task is raised here."""
+        if answer[0] == "failed":
+            raise_from_worker(rebuild_error(answer[1]), answer[2])
+        self.heard.update(dict.fromkeys(answer[2]))
+        return zip(chunk, unpack(answer[1], copy=True))
 
     def _feed(self, setting: Any, waiting: deque[int], content: Callable[[int], Any]) -> None:
         """Hand chunks to whoever has room, the least loaded first."""
