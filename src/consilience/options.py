@@ -213,18 +213,18 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). "
                           f"Got {text!r} instead.")
     values: dict[str, Any] = {}
-    for keyword in node.keywords:
-        assert keyword.arg is not None
-        if keyword.arg in values:
-            raise ConfigError(f"{what}: {keyword.arg!r} stands twice in {text!r}.")
-        if isinstance(keyword.value, ast.Name) and keyword.value.id not in _WORDS:
-            values[keyword.arg] = keyword.value.id
+    for pair in node.keywords:
+        assert pair.arg is not None
+        if pair.arg in values:
+            raise ConfigError(f"{what}: {pair.arg!r} stands twice in {text!r}.")
+        if isinstance(pair.value, ast.Name) and pair.value.id not in _WORDS:
+            values[pair.arg] = pair.value.id
             continue
         try:
-            values[keyword.arg] = ast.literal_eval(_LowerCaseWords().visit(keyword.value))
+            values[pair.arg] = ast.literal_eval(_LowerCaseWords().visit(pair.value))
         except (ValueError, TypeError, MemoryError, RecursionError):
-            raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value. Text other than a plain word stands in quotes: "
-                              f"{keyword.arg}='a-b'.") from None
+            raise ConfigError(f"{what}: {pair.arg!r} in {text!r} is not a plain value. Text other than a plain word stands in quotes: "
+                              f"{pair.arg}='a-b'.") from None
     return node.func.id, values
 
 

@@ -120,7 +120,7 @@ def test_clients_too_small_for_any_batch_are_not_told_to_keep_the_last_one():
     assert _said([0, 1, 1, 1], sizes=(1, 3), **keep, method="perfedavg") == [
         "1 of 2 clients have fewer samples than the 2 that this method and model need in a batch and will never train: 0. "
         "Join such clients, or leave them out of the split."]
-    with pytest.raises(DataError, match="Every client has fewer samples than the 2 that .* the largest has 1. Join such clients"):
+    with pytest.raises(DataError, match=r"Every client has fewer samples than the 2 that .* the largest has 1. Join such clients"):
         _said([0, 1], **keep, method="perfedavg")
 
 

@@ -7,6 +7,10 @@ from ..core.part import Spec
 NEEDS_AVERAGE = {"no global model": "acts on the average of the clients' models",
                  "models that travel only now and then": "acts on the average of the clients' models in every round"}
 
+# Traits that several parts have.
+OWN_MODEL = "clients that receive the model they trained"
+WHOLE_MODELS = "whole models that go to other clients"
+
 
 def needs_fresh_sgd(spec: Spec) -> str | None:
     """Divisors by the length of the local path hold for SGD that starts anew each round."""

@@ -16,6 +16,7 @@ from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..options import option
 from . import _moon_cuda
+from ._reasons import OWN_MODEL
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Moon(Part):
     @property
     def claims(self) -> Mapping[str, str]:
         return {"head": "puts a projection before it"} if self.projection else {}
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {OWN_MODEL: "contrasts the received model with the previous one, which are then the same"}
 
     def point(self, layout: Layout) -> str:
         return f"{layout.head}.out:input" if self.projection else layout.features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,10 @@ class Prox(Part):
     helps = ("label skew", "quantity skew")
     departs = ("the norm is squared, as published; some releases leave the square out",)
     neutral = {"mu": 0.0}
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {"no global model": "pulls towards it"}
 
     def loss(self, v: StepView) -> Any:
         return _pull.loss(v, v.travelling, v.received["params"], self.mu)
