@@ -38,14 +38,11 @@ class Moon(Part):
     helps = ("label skew",)
     departs = ("never-sampled clients have no negative; the release uses a random network",)
     neutral = {"mu": 0.0}
+    refuses = {OWN_MODEL: "contrasts the received model with the previous one, which are then the same"}
 
     @property
     def claims(self) -> Mapping[str, str]:
         return {"head": "puts a projection before it"} if self.projection else {}
-
-    @property
-    def refuses(self) -> Mapping[str, str]:
-        return {OWN_MODEL: "contrasts the received model with the previous one, which are then the same"}
 
     def point(self, layout: Layout) -> str:
         return f"{layout.head}.out:input" if self.projection else layout.features

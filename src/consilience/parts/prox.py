@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +23,7 @@ class Prox(Part):
     helps = ("label skew", "quantity skew")
     departs = ("the norm is squared, as published; some releases leave the square out",)
     neutral = {"mu": 0.0}
-
-    @property
-    def refuses(self) -> Mapping[str, str]:
-        return {"no global model": "pulls towards it"}
+    refuses = {"no global model": "pulls towards it"}
 
     def loss(self, v: StepView) -> Any:
         return _pull.loss(v, v.travelling, v.received["params"], self.mu)
