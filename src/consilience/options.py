@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import io
 import json
+import keyword
 import math
+import tokenize
 import types
 import typing
 from collections.abc import Mapping
@@ -58,6 +61,7 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
 
 
 _WORDS = {"true": True, "false": False, "none": None}        # bare words that calls and files give as values of their own
+_PYTHONS = ("True", "False", "None")                         # the same as Python spells them, which are keywords of it
 
 
 def _as_word(value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
@@ -180,10 +184,24 @@ class _LowerCaseWords(ast.NodeTransformer):
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
+def _quote_keywords(text: str) -> str:
+    """init_mean=pass is the word, though Python keeps it for itself: such words are put in quotes where a value stands."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, SyntaxError):                          # not Python at all: what reads it says so
+        return text
+    begins = [0, *(i + 1 for i, ch in enumerate(text) if ch == "\n")]     # where each row begins
+    for before, word, after in reversed([*zip(tokens, tokens[1:], tokens[2:])]):
+        if before.string == "=" and after.string in (",", ")") and keyword.iskeyword(word.string) and word.string not in _PYTHONS:
+            start, end = (begins[row - 1] + column for row, column in (word.start, word.end))
+            text = f"{text[:start]}{word.string!r}{text[end:]}"
+    return text
+
+
 def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     """'dirichlet(alpha=0.1)' → ('dirichlet', {'alpha': 0.1}). Values are literals; a bare word is text."""
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(_quote_keywords(text.strip()), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):      # the last two from nesting beyond reason
         node = None
     if isinstance(node, ast.Name):
@@ -195,18 +213,18 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{what}: settings of {node.func.id!r} need names, as in {node.func.id}(key=value). "
                           f"Got {text!r} instead.")
     values: dict[str, Any] = {}
-    for keyword in node.keywords:
-        assert keyword.arg is not None
-        if keyword.arg in values:
-            raise ConfigError(f"{what}: {keyword.arg!r} stands twice in {text!r}.")
-        if isinstance(keyword.value, ast.Name) and keyword.value.id not in _WORDS:
-            values[keyword.arg] = keyword.value.id
+    for pair in node.keywords:
+        assert pair.arg is not None
+        if pair.arg in values:
+            raise ConfigError(f"{what}: {pair.arg!r} stands twice in {text!r}.")
+        if isinstance(pair.value, ast.Name) and pair.value.id not in _WORDS:
+            values[pair.arg] = pair.value.id
             continue
         try:
-            values[keyword.arg] = ast.literal_eval(_LowerCaseWords().visit(keyword.value))
+            values[pair.arg] = ast.literal_eval(_LowerCaseWords().visit(pair.value))
         except (ValueError, TypeError, MemoryError, RecursionError):
-            raise ConfigError(f"{what}: {keyword.arg!r} in {text!r} is not a plain value. Text other than a plain word stands in quotes: "
-                              f"{keyword.arg}='a-b'.") from None
+            raise ConfigError(f"{what}: {pair.arg!r} in {text!r} is not a plain value. Text other than a plain word stands in quotes: "
+                              f"{pair.arg}='a-b'.") from None
     return node.func.id, values
 
 

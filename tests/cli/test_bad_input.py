@@ -53,7 +53,7 @@ def test_client_without_data(cli, tmp_path):
 
 def test_no_client_can_fill_a_batch(cli, tmp_path):
     source = arrays(tmp_path / "few.npz", [6, 6], lambda n: np.arange(n) % 2)
-    assert "No client has enough samples for one batch of 10" in cli("run", "fedavg", "--data", source, "--rounds", "1", code=2).err
+    assert "Every client has fewer samples than a batch of 10" in cli("run", "fedavg", "--data", source, "--rounds", "1", code=2).err
     kept = cli("run", "fedavg", "--data", source, "--rounds", "1", "-o", "last_batch=keep", "--json").json()
     assert kept["records"][0]["idle"] == []
 

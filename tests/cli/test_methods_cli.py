@@ -99,8 +99,8 @@ def test_explain_says_what_mixed_features_mean_for_others(cli):
 
 
 def test_explain_says_what_others_compare_with_beside_apple(cli):
-    said = "moon: the received model is the client's core, while its mixture of all cores is in training"
-    assert said in cli("explain", "apple+moon", *IMAGES, "--model", "digits_cnn", "--json").json()["resolves"]
+    said = "ntd: the received model is the client's core, while its mixture of all cores is in training"
+    assert said in cli("explain", "apple+fedntd", *IMAGES, "--model", "digits_cnn", "--json").json()["resolves"]
     assert "its mixture of all cores" not in cli("explain", "apple", *IMAGES, "--model", "digits_cnn").out
 
 
@@ -161,6 +161,8 @@ def test_new_part_passes_its_own_test(cli, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
     cli("run", "./my_idea.py:MyIdea", "--data", "synthetic(samples=90, classes=3, clients=3, features=4)", "--rounds", "1")
+    alone = cli("explain", "local+my_idea.py:MyIdea", code=2).err
+    assert "local has no global model, and my_idea pulls towards it" in alone
     assert "exists already" in cli("new", "part", "my_idea", code=2).err
     assert "taken" in cli("new", "part", "prox", code=2).err
     assert "small letters" in cli("new", "part", "My-Idea", code=2).err

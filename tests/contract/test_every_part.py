@@ -63,7 +63,7 @@ def test_the_memory_layout_changes_rounding_alone(name: str) -> None:
         torch.testing.assert_close(one[path], other[path], rtol=1e-4, atol=2e-5)
 
 
-IDLE = {"sam": {"rho": 0.0}, "prox": {"mu": 0.0}, "mixup": {"alpha": 0.0}, "ffa": {"p": 0.0}}
+IDLE = {"sam": {"rho": 0.0}, "prox": {"mu": 0.0}, "mixup": {"alpha": 0.0}, "ffa": {"p": 0.0}, "constraint": {"weight": 0.0}}
 
 
 def idle_parts() -> list[Part]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+import torch
 
 from consilience.core.method import Method
+from consilience.core.part import Part
 from consilience.errors import RefusedCombination
 from consilience.parts import PARTS
-from consilience.testing import check_pair, differences, run_tiny, trial
+from consilience.testing import check_pair, differences, run_tiny, state_of, trial
 
 NAMES = sorted(PARTS)
 
 # METHODS.md 10.6, and what follows from the parts' own nature. A pair that joins or leaves this list is a decision.
 _NEEDS_AN_AVERAGE = ("avgm", "cm", "dro", "dyn", "moreau", "nova", "scaffold")
+_COMPARE_CLIENTS = ("apple", "dann", "dro", "fomo", "nova", "scaffold")
 _PERSONAL = ("apfl", "babu", "bn", "ditto", "maml", "moreau", "per", "prbm", "rep", "rod")
 REFUSED: dict[str, str] = {          # where there are several reasons, the one that is said stands last
     **{"+".join(pair): "both define `personalise`" for pair in combinations(("apfl", "apple", "babu", "ditto", "maml", "moreau"), 2)},
@@ -25,8 +28,12 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
     **{f"{name}+apple": "apple has no global model" for name in _NEEDS_AN_AVERAGE},
     **{f"{name}+union": f"{name} has personal models" for name in _PERSONAL},
     "local+union": "local has no global model",
-    "dann+union": "dann has a comparison of clients",
-    **{f"{name}+union": f"{name} has a comparison of clients" for name in ("apple", "fomo")},
+    **{f"{name}+union": f"{name} has a comparison of clients" for name in _COMPARE_CLIENTS},
+    **{f"{name}+{alone}": f"{alone} has no global model" for name in ("bn", "per", "prox") for alone in ("apple", "fomo", "local")},
+    **{f"moon+{alone}": f"{alone} has clients that receive the model they trained" for alone in ("apple", "local", "union")},
+    **{f"{name}+rep": f"{name} has whole models that go to other clients" for name in ("apple", "fomo")},
+    "per+rep": "both claim the head's place",
+    **{f"babu+{name}": "babu has a frozen random head" for name in ("gen", "per")},
     **{f"{other}+{name}": f"{name} has local head"
        for other in ("apfl", "gen", "rod") for name in ("apple", "fomo", "local", "per", "rep")},
     **{f"maml+{name}": f"{name} has no global model" for name in ("apple", "fomo", "local")},
@@ -47,8 +54,8 @@ REFUSED: dict[str, str] = {          # where there are several reasons, the one 
     "drift+mix": "both define `main_loss`",
     **{f"mix+{name}": f"mix takes the gradient of a gradient, and {name} has a gradient of its own"
        for name in ("apple", "maml", "moreau", "sam")},
-    **{f"dp+{name}": "only place=local protects those" for name in ("debias", "dro", "ffa", "fomo", "gen", "mix", "nova")},
-    "apple+dp": "apple uploads whole models, and dp bounds uploads as if they were changes",
+    **{f"dp+{name}": "only place=local protects those" for name in ("debias", "dro", "ffa", "gen", "mix", "nova")},
+    **{f"{name}+dp": f"{name} uploads whole models, and dp bounds uploads as if they were changes" for name in ("apple", "fomo")},
     "dp+union": "union pools them into one",
 }
 EXPECTED = {frozenset(pair.split("+")): reason for pair, reason in REFUSED.items()}
@@ -78,6 +85,29 @@ def test_all_pairs_with(first: str) -> None:
     _train_pairs(first, NAMES[NAMES.index(first) + 1:])
 
 
+_NOTHING_TO_PROTECT = frozenset(("dp", "local"))         # accepted, for beside proto something is sent; explain says that here nothing is
+
+
+def _acts(second: Part, first: Part, alone: dict[str, torch.Tensor]) -> bool:
+    """Whether a second part leaves more than rounding in the first one's training, or serves clients by a model of its own."""
+    if Method([second]).using("personalise") or type(second).init_personal is not Part.init_personal:
+        return True
+    both = state_of(run_tiny([first, second], rounds=3))
+    return any(not torch.allclose(t.double(), both[path].double(), rtol=1e-4, atol=1e-6) for path, t in alone.items()
+               if path.startswith(("model/", "clients/")) and path in both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", NAMES)
+def test_nobody_is_idle_beside(first: str) -> None:
+    """A part that changes nothing beside another would pass the other's numbers for the stack's: it is refused."""
+    part = trial(PARTS[first])
+    alone = state_of(run_tiny([part], rounds=3))
+    idle = [name for name in NAMES if name != first and frozenset((first, name)) not in EXPECTED and {first, name} != _NOTHING_TO_PROTECT
+            and not _acts(trial(PARTS[name]), part, alone)]
+    assert not idle
+
+
 def test_refusals_are_the_known_ones_and_say_why() -> None:
     seen = {}
     for i, a in enumerate(NAMES):
@@ -96,6 +126,7 @@ BY_SETTING = {
     "a slope beside sam": (("mix", {"form": "fedmix"}), ("sam", {}), "Use form=naive beside it"),
     "a slope by rows beside mixed features": (("mix", {"partner": "row"}), ("moex", {}), "Use partner=batch"),
     "cores beside local noise": (("apple", {}), ("dp", {"place": "local"}), "apple uploads whole models"),
+    "models beside local noise": (("fomo", {}), ("dp", {"place": "local"}), "fomo uploads whole models"),
     "lite beside scaffold": (("anchors", {"lite": True, "every": 2}), ("scaffold", {}), "models that travel only now and then"),
     "lite beside avgm": (("anchors", {"lite": True, "every": 5}), ("avgm", {}), "in every round"),
     "the same part twice": (("prox", {}), ("prox", {"mu": 1.0}), "the same part twice"),

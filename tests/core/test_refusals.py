@@ -67,7 +67,7 @@ def test_no_data():
 
 
 def test_nobody_fills_a_batch():
-    with pytest.raises(DataError, match=r"No client has enough samples for one batch of 64: the largest has 40.*last_batch=keep"):
+    with pytest.raises(DataError, match=r"Every client has fewer samples than a batch of 64: the largest has 40.*last_batch=keep"):
         tiny_federation(batch=64)
     assert tiny_federation(batch=64, last_batch="keep").round().idle == []
 

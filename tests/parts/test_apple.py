@@ -14,7 +14,7 @@ from consilience.errors import ConfigError, RefusedCombination
 from consilience.parts import parse_stack
 from consilience.parts.apple import Apple
 from consilience.parts.dann import Dann
-from consilience.parts.rep import Rep
+from consilience.parts.ntd import Ntd
 from consilience.testing import ReplayedSequential, differences, run_tiny, tiny_federation
 
 TWO = Apple(weights_lr=0.01, mu=0.5, fade=2, schedule="cosine")
@@ -132,7 +132,7 @@ def test_only_what_trains_is_mixed(open_round: Any) -> None:
     assert not any(k.startswith("dann.") for k in opened.slot.scratch["apple"]["cores"])
 
 
-@pytest.mark.parametrize("parts", [(TWO,), (TWO, Rep())], ids=["alone", "rep"])
+@pytest.mark.parametrize("parts", [(TWO,), (TWO, Ntd())], ids=["alone", "ntd"])
 def test_steps_can_be_captured(parts: tuple[Part, ...]) -> None:
     how = {"sizes": (16, 9, 5)}
     assert not differences(run_tiny(parts, **how), run_tiny(parts, engine=ReplayedSequential, **how))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from consilience.errors import ConfigError
 from consilience.parts.constraint import Constraint
-from consilience.testing import tiny_net
+from consilience.parts.per import Per
+from consilience.testing import tiny_federation, tiny_net
 
 REGIONS = ("extractor", "header", "head", "all")
 VARIANTS = [{"on": on, "region": region} for on in ("feature", "parameter") for region in REGIONS]
@@ -71,3 +73,11 @@ def test_feature_constraint_moves_what_lies_before_it(open_round: Any, region: s
             assert same, k
         elif k.endswith("weight") and region_of(k) == region:
             assert not same, k
+
+
+def test_a_region_that_does_not_travel_cannot_be_tied() -> None:
+    """FedPer's head is received as the client trained it, and only what travels is pulled: the term would be nothing."""
+    with pytest.raises(ConfigError, match=r"on=parameter, and no parameter of head trains and travels. Use on=feature"):
+        tiny_federation([Constraint(on="parameter"), Per()])
+    tiny_federation([Constraint(on="parameter", region="extractor"), Per()])
+    tiny_federation([Constraint(), Per()])

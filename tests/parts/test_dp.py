@@ -277,7 +277,8 @@ def test_noise_needs_a_bound() -> None:
         tiny_federation([Dp(clip=None)])
 
 
-@pytest.mark.parametrize(("name", "what"), [("ffa", "ffa.stats"), ("fomo", "fomo.model, fomo.gain"), ("gen", "single models"),
+@pytest.mark.parametrize(("name", "what"), [("ffa", "ffa.stats"), ("gen", "single models"),
+                                            ("nova", "nova.length, weights of single clients"),
                                             ("dro", "dro.loss, weights of single clients"), ("debias", "debias.rows")])
 def test_uploads_read_client_by_client_need_local_noise(name: str, what: str) -> None:
     part = trial(PARTS[name])

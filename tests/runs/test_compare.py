@@ -200,7 +200,19 @@ def test_a_failed_run_is_said_in_its_row_and_the_rest_goes_on(tmp_path: Path, fi
     assert rows["fedprox"]["personalised"] is None
     assert rows["fedavg"] == finished[1].rows()[1]
     assert broken.table().rows[2][0] == "fedprox (0 of 2 seeds)"
-    assert any(note.startswith("fedprox, seed 0 failed: ") for note in broken.table().notes)
+    assert any(note.startswith("fedprox, seeds 0, 1 failed: ") for note in broken.table().notes)
+
+
+def test_seeds_that_failed_in_the_same_way_share_a_line() -> None:
+    failures = {("fedavg", 0): "no room", ("fedavg", 1): "no room", ("fedprox", 0): "no room", ("fedprox", 1): "no luck"}
+    assert Comparison(["fedavg", "fedprox"], [0, 1], {}, failures, "fedavg").failed() == [
+        "fedavg, seeds 0, 1 failed: no room", "fedprox, seed 0 failed: no room", "fedprox, seed 1 failed: no luck"]
+
+
+def test_what_no_run_can_do_is_said_once(tmp_path: Path) -> None:
+    """A split that the data cannot give is no fault of a method: one error, no table of dashes."""
+    with pytest.raises(ConfigError, match=r"^No run could be made: Split 'dirichlet' over 400 clients .* needs 4000 samples"):
+        compare(["fedavg", "fedprox"], BASE.replace(clients=400), [0, 1], out=tmp_path, jobs=1)
 
 
 @pytest.mark.slow

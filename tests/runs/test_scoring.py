@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import consilience
+from consilience.errors import DataError
 from consilience.metrics.accuracy import score_personal
 from consilience.runs import scoring
 from consilience.runs.config import RunConfig
@@ -112,12 +113,23 @@ def test_warnings_of_many_sizes():
     assert said[1] == "No client has training samples of class 3."
 
 
-def _said(y, class_names=(), **settings):
-    """Warnings before a run on two clients, each with half of so many labels."""
+def test_clients_too_small_for_any_batch_are_not_told_to_keep_the_last_one():
+    """Per-FedAvg cuts a batch in two: with last_batch=keep one sample is too few, and keeping it again is no cure."""
+    keep = {"batch": 4, "last_batch": "keep"}
+    assert _said([0, 1, 1, 1], sizes=(1, 3), **keep) == []
+    assert _said([0, 1, 1, 1], sizes=(1, 3), **keep, method="perfedavg") == [
+        "1 of 2 clients have fewer samples than the 2 that this method and model need in a batch and will never train: 0. "
+        "Join such clients, or leave them out of the split."]
+    with pytest.raises(DataError, match=r"Every client has fewer samples than the 2 that .* the largest has 1. Join such clients"):
+        _said([0, 1], **keep, method="perfedavg")
+
+
+def _said(y, class_names=(), sizes=None, **settings):
+    """Warnings before a run on two clients with so many of the labels each, or half of them."""
     config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2, **settings})
     y = torch.as_tensor(y)
-    x, half = torch.zeros(len(y), 3), len(y) // 2
-    rows = [consilience.data.federated.ClientRows(str(i), torch.arange(half) + i * half, torch.arange(0), torch.arange(0)) for i in (0, 1)]
+    x, own = torch.zeros(len(y), 3), torch.arange(len(y)).split(sizes or len(y) // 2)
+    rows = [consilience.data.federated.ClientRows(str(i), own[i], torch.arange(0), torch.arange(0)) for i in (0, 1)]
     data = consilience.data.FederatedData("mine", x, y, max(2, int(y.max()) + 1), rows, transform=lambda x, y, key: (x, y),
                                           description={"class_names": list(class_names)})
     return warnings_of(build_federation(config, data), data, config.run.rounds)

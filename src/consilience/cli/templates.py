@@ -24,6 +24,7 @@ class {cls}(Part):
     paper = "where the idea was published"
     helps = ("label skew",)
     neutral = {{"strength": 0.0}}      # settings at which FedAvg comes out bit for bit
+    refuses = {{"no global model": "pulls towards it"}}      # beside `local` nothing travels, and it would change nothing
 
     def loss(self, v: Any) -> Any:
         """A term added to the loss. `v` holds the batch, the trace of the forward pass, parameters, shared state, …"""

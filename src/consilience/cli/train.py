@@ -129,8 +129,8 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
         if comparison.tuning and form in ("text", "markdown"):
             sys.stdout.write("\n")
             print_table(comparison.tuning.table(), form)
-    for (name, number), why in comparison.failures.items():
-        warn(f"{name}, seed {number} failed: {why}")
+    for line in comparison.failed():
+        warn(line)
     if comparison.failures:
         raise typer.Exit(3)
 

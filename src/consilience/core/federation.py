@@ -60,8 +60,8 @@ class Federation:
             raise ConfigError(f"The 'batch' option of the run must be at least {self.samples.smallest} for this model and method "
                               f"(statistics over a batch need two samples{cut}). Got {self.policy.batch} instead.")
         if not self.samples.longest(self.phases):
-            raise DataError(f"No client has enough samples for one batch of {self.policy.batch}: the largest has "
-                            f"{max(self.samples.rows.different_sizes)}. Use a smaller batch, or last_batch=keep.")
+            few, cure = self.samples.too_few
+            raise DataError(f"Every client has fewer samples than {few}: the largest has {max(self.samples.rows.different_sizes)}. {cure}")
         self.engine = engine(self.program, self.make_slot)
         self.round_number, self.last_exchange, self.clock = 0, 0, 0
         self.took_part: list[int] = []        # the clients whose training counted in the last round

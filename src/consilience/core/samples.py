@@ -105,6 +105,13 @@ class Samples:
         """Steps of a client with so many samples."""
         return sum(len(self._sizes(samples, p)) for p in phases)
 
+    @property
+    def too_few(self) -> tuple[str, str]:
+        """How few samples leave a client without a step, and the cure."""
+        if self.policy.last_batch == "drop":
+            return f"a batch of {self.policy.batch}", "Use a smaller batch, or last_batch=keep."
+        return f"the {self.smallest} that this method and model need in a batch", "Join such clients, or leave them out of the split."
+
     def _sizes(self, samples: int, phase: Phase) -> list[int]:
         """Sizes of the batches a client makes in a phase. A last batch under `smallest` is dropped in any case."""
         policy = self.policy

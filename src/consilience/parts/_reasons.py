@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from ..core.part import Spec
+from ..core.part import Part, Spec
 
 NEEDS_AVERAGE = {"no global model": "acts on the average of the clients' models",
                  "models that travel only now and then": "acts on the average of the clients' models in every round"}
+
+# Traits that several parts have.
+OWN_MODEL = "clients that receive the model they trained"
+WHOLE_MODELS = "whole models that go to other clients"
+
+
+def bounds_changes(other: Part) -> str | None:
+    """Why a part with whole models among its uploads cannot stand beside one that scales all uploads to a small norm."""
+    if type(other).release is not Part.release:
+        return f"uploads whole models, and {other.name} bounds uploads as if they were changes"
+    return None
 
 
 def needs_fresh_sgd(spec: Spec) -> str | None:

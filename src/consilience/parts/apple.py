@@ -15,6 +15,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Flat, Tree
+from ._reasons import OWN_MODEL, WHOLE_MODELS, bounds_changes
 
 EPS = 1e-3          # what the exponential schedule has come to when it ends
 
@@ -51,12 +52,11 @@ class Apple(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"no global model", "local head", "personal models", "a comparison of clients"})
+        return frozenset({"no global model", "local head", "personal models", "a comparison of clients", WHOLE_MODELS,
+                          OWN_MODEL})
 
     def objection(self, other: Part) -> str | None:
-        if type(other).release is not Part.release:
-            return f"uploads whole models, and {other.name} bounds uploads as if they were changes"
-        return None
+        return bounds_changes(other)
 
     def require(self, spec: Spec) -> str | None:
         if spec.population < 2:

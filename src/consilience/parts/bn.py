@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.part import Part, Spec
@@ -22,6 +23,10 @@ class Bn(Part):
     @property
     def traits(self) -> frozenset[str]:
         return frozenset({"personal models"})
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {"no global model": "keeps layers of it on the clients"}
 
     def share(self, key: str, spec: Spec) -> bool:
         return key not in spec.norm

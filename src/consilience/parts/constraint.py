@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import tree
 from ..core.layout import Layout
-from ..core.part import Part
+from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..options import option
 
@@ -38,6 +38,11 @@ class Constraint(Part):
 
     def points(self, layout: Layout) -> tuple[str, ...]:
         return (layout.extracted, layout.features)
+
+    def require(self, spec: Spec) -> str | None:
+        if self.on == "parameter" and not any(spec.layout.region(k) in self.regions for k in spec.trained):
+            return f"has on=parameter, and no parameter of {self.region} trains and travels. Use on=feature, or another region."
+        return None
 
     def loss(self, v: StepView) -> Any:
         if self.on == "parameter":

@@ -32,6 +32,10 @@ class Dro(Part):
     prefers = {"weights": "uniform"}
 
     @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"a comparison of clients"})
+
+    @property
     def refuses(self) -> Mapping[str, str]:
         return NEEDS_AVERAGE
 

@@ -15,6 +15,7 @@ from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..options import option
 from ..tree import Flat, Tree
+from ._reasons import WHOLE_MODELS, bounds_changes
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Fomo(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"no global model", "local head", "personal models", "a comparison of clients"})
+        return frozenset({"no global model", "local head", "personal models", "a comparison of clients", WHOLE_MODELS})
+
+    def objection(self, other: Part) -> str | None:
+        return bounds_changes(other)
 
     def require(self, spec: Spec) -> str | None:
         return "needs at least two clients." if spec.population < 2 else None

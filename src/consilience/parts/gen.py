@@ -47,7 +47,8 @@ class Gen(Part):
     @property
     def refuses(self) -> Mapping[str, str]:
         return {"local head": "trains its generator against heads that clients share",
-                "no global model": "trains its generator against heads that clients share"}
+                "no global model": "trains its generator against heads that clients share",
+                "a frozen random head": "teaches the head alone"}
 
     def init_shared(self, spec: Spec) -> Tree:
         def uniform(name: str, *shape: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.part import Part, Spec
+from ._reasons import OWN_MODEL
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Local(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset({"no global model", "local head"})
+        return frozenset({"no global model", "local head", OWN_MODEL})
 
     def share(self, key: str, spec: Spec) -> bool:
         return False

@@ -16,6 +16,7 @@ from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..options import option
 from . import _moon_cuda
+from ._reasons import OWN_MODEL
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Moon(Part):
     helps = ("label skew",)
     departs = ("never-sampled clients have no negative; the release uses a random network",)
     neutral = {"mu": 0.0}
+    refuses = {OWN_MODEL: "contrasts the received model with the previous one, which are then the same"}
 
     @property
     def claims(self) -> Mapping[str, str]:

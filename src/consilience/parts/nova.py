@@ -31,6 +31,10 @@ class Nova(Part):
     reduce = {"length": "stack"}
 
     @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"a comparison of clients"})
+
+    @property
     def refuses(self) -> Mapping[str, str]:
         return NEEDS_AVERAGE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.part import Part, Spec
@@ -17,8 +18,16 @@ class Per(Part):
     not_neutral = "it has no strength: the head stays local"
 
     @property
+    def claims(self) -> Mapping[str, str]:
+        return {"head's place": "keeps it on the client"}
+
+    @property
     def traits(self) -> frozenset[str]:
         return frozenset({"local head", "personal models"})
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {"no global model": "keeps the head of it on the clients", "a frozen random head": "lets every client train its own"}
 
     def share(self, key: str, spec: Spec) -> bool:
         return not spec.in_head(key)

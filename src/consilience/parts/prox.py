@@ -23,6 +23,7 @@ class Prox(Part):
     helps = ("label skew", "quantity skew")
     departs = ("the norm is squared, as published; some releases leave the square out",)
     neutral = {"mu": 0.0}
+    refuses = {"no global model": "pulls towards it"}
 
     def loss(self, v: StepView) -> Any:
         return _pull.loss(v, v.travelling, v.received["params"], self.mu)

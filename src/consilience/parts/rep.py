@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..core.part import Part, Phase, Spec
 from ..options import option
+from ._reasons import WHOLE_MODELS
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class Rep(Part):
 
     @property
     def claims(self) -> Mapping[str, str]:
-        return {"phases of the model": "trains head and base in turn"}
+        return {"phases of the model": "trains head and base in turn", "head's place": "keeps it on the client"}
 
     @property
     def traits(self) -> frozenset[str]:
         return frozenset({"local head", "personal models"})
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        return {WHOLE_MODELS: "keeps the head on the client"}
 
     def share(self, key: str, spec: Spec) -> bool:
         return not spec.in_head(key)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.part import Part
+from ._reasons import OWN_MODEL
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Union(Part):
     helps = ("none: the reference without skew",)
     not_neutral = "it pools the data that FedAvg keeps apart"
     pools = True
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({OWN_MODEL})
 
     @property
     def refuses(self) -> Mapping[str, str]:

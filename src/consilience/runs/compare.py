@@ -61,6 +61,8 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     outcomes = dict(zip(work, run_many(list(work.values()), "comparing", workers=jobs, again=again, watcher=watcher, on=on)))
     failures |= {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, str)}
     documents = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, dict)}
+    if not documents and len(entries) > 1 and len({*failures.values()}) == 1:          # not the methods' fault: the data, or the run
+        raise ConfigError(f"No run could be made: {next(iter(failures.values()))}")
     shared = {k: v for k, v in base.portable().items() if k not in ("method", "settings", "seed")} | {"settings": given}
     folders = {key: Path(job.folder).name for key, job in work.items() if job.folder}
     comparison = Comparison([e.name for e in entries], seeds, documents, failures, reference, score, shared, folders, remarks, tuning)

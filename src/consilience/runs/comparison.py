@@ -118,7 +118,15 @@ class Comparison:
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
-        return out + [f"{m}, seed {s} failed: {why}" for (m, s), why in self.failures.items()]
+        return out + self.failed()
+
+    def failed(self) -> list[str]:
+        """What failed and why, a line for all seeds of a method that failed in the same way."""
+        seeds: dict[tuple[str, str], list[int]] = {}
+        for (method, seed), why in self.failures.items():
+            seeds.setdefault((method, why), []).append(seed)
+        return [f"{method}, seed{'s' if len(which) > 1 else ''} {', '.join(map(str, which))} failed: {why}"
+                for (method, why), which in seeds.items()]
 
     def table(self, title: str = "") -> Table:
         header = ["method", "global", "personalised", "worst client"]

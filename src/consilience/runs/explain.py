@@ -91,7 +91,7 @@ def _choices(fed: Federation) -> list[str]:
         out.append("sam: task and added terms are inside both passes; corrections, statistics and adversaries act once, in the first")
         if "debias" in names or "dann" in names:
             out.append("the adversary's step is taken once, outside sam's second pass")
-    comparing = ", ".join(sorted(names & {"constraint", "debias", "drift", "moon", "ntd"}))
+    comparing = ", ".join(sorted(names & {"constraint", "debias", "drift", "ntd"}))
     if "apple" in names and comparing:
         out.append(f"{comparing}: the received model is the client's core, while its mixture of all cores is in training")
     if "maml" in names:

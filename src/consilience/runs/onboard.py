@@ -58,7 +58,8 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
     state, start, said = _beginning(run, fed, number)
     before = Served(fed, number, state, start, fed.personal, NEW)
     if not fed.samples.schedule(number, fed.phases):
-        raise DataError(f"The new client has {len(mine)} training samples, fewer than a batch of {fed.policy.batch}: it can make no step.")
+        few, _ = fed.samples.too_few
+        raise DataError(f"The new client has {len(mine)} training samples, fewer than {few}: it can make no step.")
     after, rule = _train(fed, number, state, start, epochs)
     report = {"method": fed_name(run), "which": which, "round": run.federation.round_number, "source": source, "epochs": epochs,
               "lr": fed.policy.lr, "samples": {"train": len(mine), "held_out": len(held)}, "start": said, "rule": rule,
@@ -112,7 +113,7 @@ def _beginning(run: OpenedRun, fed: Federation, number: int) -> tuple[ClientStat
     whole = lambda t: isinstance(t, dict) and t.keys() == fed.model.keys()          # a model that a part keeps: so does APFL's
     kept = {name: {k: tree.clone(fed.model) if whole(t) else t for k, t in held.items()} for name, held in state.tensors["kept"].items()}
     state = replace(state, tensors={**state.tensors, "local": local, "personal": personal, "kept": kept})
-    said = ["the initial model, since nothing of a model travels" if not fed.spec.trained else "the global model"]
+    said = ["the initial model, since there is no global one" if not fed.spec.trained else "the global model"]
     if norm:
         said.append("normalisation layers averaged over the run's clients")
     if any(k not in norm for k in local) and fed.spec.trained:

@@ -94,8 +94,8 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
     idle = _never_training(fed)
     if len(idle):
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
-        out.append(f"{len(idle)} of {fed.size} clients have fewer samples than a batch of {fed.policy.batch} and will never train: "
-                   f"{shown}. Use a smaller batch, or last_batch=keep.")
+        few, cure = fed.samples.too_few
+        out.append(f"{len(idle)} of {fed.size} clients have fewer samples than {few} and will never train: {shown}. {cure}")
     if data.task == "classification":
         seen = torch.zeros(data.classes, dtype=torch.int64)
         for rows in data.table.train.rows.split(2**20):
