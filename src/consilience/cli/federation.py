@@ -154,7 +154,8 @@ def approve(store: Store, what: Annotated[str, typer.Argument(metavar="HASH|APP"
 
 
 @app.command()
-def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", show_default=False)], as_json: AsJson = False) -> None:
+def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", help="An approved app's hash; `approvals` lists them.",
+                                                             show_default=False)], as_json: AsJson = False) -> None:
     """Take an approval back. It holds from the next message on."""
     from ..federation.approval import Approvals
     Approvals(store).revoke(what)
