@@ -112,7 +112,7 @@ def _beginning(run: OpenedRun, fed: Federation, number: int) -> tuple[ClientStat
     whole = lambda t: isinstance(t, dict) and t.keys() == fed.model.keys()          # a model that a part keeps: so does APFL's
     kept = {name: {k: tree.clone(fed.model) if whole(t) else t for k, t in held.items()} for name, held in state.tensors["kept"].items()}
     state = replace(state, tensors={**state.tensors, "local": local, "personal": personal, "kept": kept})
-    said = ["the initial model, since nothing of a model travels" if not fed.spec.trained else "the global model"]
+    said = ["the initial model, since there is no global one" if not fed.spec.trained else "the global model"]
     if norm:
         said.append("normalisation layers averaged over the run's clients")
     if any(k not in norm for k in local) and fed.spec.trained:
