@@ -105,8 +105,11 @@ def test_every_help_is_plain_text_and_explains_what_is_given(cli):
         assert "\\" not in said, words
         assert said.startswith("Usage: "), words
         for parameter in command.params:
-            assert parameter.help, (words, parameter.name)
-            assert " ".join(parameter.help.split()) in " ".join(said.split()), (words, parameter.name)
+            told = getattr(parameter, "told", parameter.help)
+            assert told, (words, parameter.name)
+            assert " ".join(told.split()) in " ".join(said.split()), (words, parameter.name)
+        assert said.lower().count("arguments:") <= 1, words
+        assert "_ " not in said.partition("\n")[0] + " ", words            # names of our code, as APP_
 
 
 def test_version_and_help(cli):

@@ -18,11 +18,19 @@ from .output import err
 
 
 class _Argument(typer.core.TyperArgument):
-    """Typer 0.20, the newest that Flower allows, sets an argument's help before Click 8.5 sets it to nothing."""
+    """Typer 0.20, the newest that Flower allows, sets an argument's help before Click 8.5 sets it to nothing. Given back to `help`,
+    Click would print it too, in a section of its own.
+    """
 
     def __init__(self, *, help: str | None = None, **rest: Any) -> None:
         super().__init__(help=help, **rest)
-        self.help = help
+        self.told = help or ""
+
+    def get_help_record(self, ctx: Any) -> Any:
+        record = super().get_help_record(ctx)
+        if record is None or self.help:
+            return record
+        return record[0], "  ".join(filter(None, (self.told, record[1])))
 
 
 typer.main.TyperArgument = _Argument         # type: ignore[misc]

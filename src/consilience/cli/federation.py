@@ -24,7 +24,7 @@ Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certifica
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS and no keys. For a test on one machine only.")]
 Store = Annotated[Path, typer.Argument(help="The site's folder: its key, its approvals, and what it keeps between rounds.",
                                        show_default=False)]
-AppFolder = Annotated[Path, typer.Argument(help="An app's folder, or a .fab file.", show_default=False)]
+AppFolder = Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, or a .fab file.", show_default=False)]
 
 
 @app.callback()
