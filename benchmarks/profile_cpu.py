@@ -8,9 +8,9 @@ machinery's shares are upper bounds.
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import pstats
-import sys
 import time
 
 import torch
@@ -20,8 +20,11 @@ ROUNDS, SMALLEST = 3, 0.002
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", nargs="?", default="fedavg")
+    method = parser.parse_args().method
     torch.set_num_threads(1)
-    turn = product_round(sys.argv[1] if len(sys.argv) > 1 else "fedavg")
+    turn = product_round(method)
     profile = cProfile.Profile(time.thread_time)
     profile.enable()
     for _ in range(ROUNDS):

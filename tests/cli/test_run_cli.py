@@ -93,17 +93,23 @@ def test_resume_reads_finished_runs_and_goes_on_with_others(cli, tmp_path):
 
 def _commands(group, *before):
     for name, command in sorted(group.commands.items()):
-        yield from _commands(command, *before, name) if hasattr(command, "commands") else [(*before, name)]
+        yield from _commands(command, *before, name) if hasattr(command, "commands") else [((*before, name), command)]
 
 
-def test_every_help_is_plain_text(cli):
-    """Typer writes "\\[default: 3]" for Rich, which does not read it here."""
+def test_every_help_is_plain_text_and_explains_what_is_given(cli):
+    """Typer writes "\\[default: 3]" for Rich, which does not read it here; with Click 8.5 it forgets the help of arguments."""
     commands = list(_commands(typer.main.get_command(app)))
     assert len(commands) > 25
-    for words in commands:
+    for words, command in commands:
         said = cli(*words, "--help").out
         assert "\\" not in said, words
         assert said.startswith("Usage: "), words
+        for parameter in command.params:
+            told = getattr(parameter, "told", parameter.help)
+            assert told, (words, parameter.name)
+            assert " ".join(told.split()) in " ".join(said.split()), (words, parameter.name)
+        assert said.lower().count("arguments:") <= 1, words
+        assert "_ " not in said.partition("\n")[0] + " ", words            # names of our code, as APP_
 
 
 def test_version_and_help(cli):

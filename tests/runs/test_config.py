@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from consilience.core.policy import Policy
 from consilience.errors import ConfigError
+from consilience.options import describe
+from consilience.runs import config as module
 from consilience.runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 from consilience.runs.folder import default_folder, safe_name
 
@@ -72,3 +77,20 @@ def test_client_names_become_file_names_that_do_not_meet():
     assert len({f.lower() if f != "A" else f for f in files}) == len(names)
     assert all("/" not in f and not f.startswith(".") for f in files)
     assert safe_name("client7") == "client7"
+
+
+def test_the_page_lists_every_setting_with_default_and_meaning():
+    section = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
+    rows = {name: (default, meaning) for name, default, meaning in re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", section, re.MULTILINE)}
+    said = lambda value: "–" if value in (None, ()) else str(value).lower() if isinstance(value, bool) else str(value)
+    choices = lambda row: f" ({', '.join(row['choices'])})" if row["choices"] else ""
+    assert rows == {row["name"]: (said(row["default"]), row["doc"] + choices(row))
+                    for row in describe(module._RunOnly) + describe(Policy) if row["name"] != "method"}
+
+
+def test_the_pages_file_is_one(tmp_path):
+    section = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
+    code = re.search(r"```toml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "night.toml").write_text(code[1], encoding="utf-8")
+    made = RunConfig.make({**read_config_file(tmp_path / "night.toml"), "method": "scaffold+dbe"})
+    assert (made.policy.momentum, made.run.rounds, dict(made.settings)) == (0.9, 30, {"dbe.kappa": 5})

@@ -57,6 +57,9 @@ def test_lists_and_ranges_are_read() -> None:
     ("lr=0.1:0.2:often", "name=low:high:step"), ("lr=-1:1", "'lr' option of the run must be above 0"), ("steps=1:2.5", "whole numbers"),
     ("prox.nu=1,2", "prox has no option 'nu'. Did you mean 'mu'"), ("dbe.kappa=1,2", "'dbe' in 'dbe.kappa' is not in the method"),
     ("seed=1,2", "changes what is measured"), ("validation=0.1,0.2", "changes what is measured"), ("lrr=1,2", "no setting of a run. Did"),
+    ("train_fraction=0.5,1", "changes what is measured"), ("hold_out=client0,client1", "changes what is measured"),
+    ("eval_clients=1:4", "changes what is measured"), ("store=memory,disk", "does not change a run's scores"),
+    ("engine=sequential,workers", "does not change a run's scores"),
 ])
 def test_what_cannot_be_swept_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 import typer.core
+import typer.main
 from rich.markup import escape
 
 from .. import __version__
@@ -14,6 +16,24 @@ from ..errors import ConsilienceError
 from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
 
+
+class _Argument(typer.core.TyperArgument):
+    """Typer 0.20, the newest that Flower allows, sets an argument's help before Click 8.5 sets it to nothing. Given back to `help`,
+    Click would print it too, in a section of its own.
+    """
+
+    def __init__(self, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(help=help, **rest)
+        self.told = help or ""
+
+    def get_help_record(self, ctx: Any) -> Any:
+        record = super().get_help_record(ctx)
+        if record is None or self.help:
+            return record
+        return record[0], "  ".join(filter(None, (self.told, record[1])))
+
+
+typer.main.TyperArgument = _Argument         # type: ignore[misc]
 typer.core.HAS_RICH = False        # else Typer escapes brackets for Rich in plain help too
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Federated learning for data that differs from client to client.")

@@ -24,7 +24,7 @@ Ca = Annotated[Path | None, typer.Option("--ca", help="The authority's certifica
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS and no keys. For a test on one machine only.")]
 Store = Annotated[Path, typer.Argument(help="The site's folder: its key, its approvals, and what it keeps between rounds.",
                                        show_default=False)]
-AppFolder = Annotated[Path, typer.Argument(help="An app's folder, or a .fab file.", show_default=False)]
+AppFolder = Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, or a .fab file.", show_default=False)]
 
 
 @app.callback()
@@ -154,7 +154,8 @@ def approve(store: Store, what: Annotated[str, typer.Argument(metavar="HASH|APP"
 
 
 @app.command()
-def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", show_default=False)], as_json: AsJson = False) -> None:
+def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", help="An approved app's hash; `approvals` lists them.",
+                                                             show_default=False)], as_json: AsJson = False) -> None:
     """Take an approval back. It holds from the next message on."""
     from ..federation.approval import Approvals
     Approvals(store).revoke(what)

@@ -35,7 +35,7 @@ Ray = Annotated[str | None, typer.Option("--ray", help="Address of the Ray clust
                                                        "or a Ray of this machine's own.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie.")]
 Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other setting of the run, as in momentum=0.9 or "
-                                                                        "weights=uniform. May be repeated.")]
+                                                                        "weights=uniform; docs/runs.md lists them. May be repeated.")]
 
 
 def configure(config: Path | None, set_: list[str] | None, option: list[str] | None, **given: Any) -> RunConfig:

@@ -14,13 +14,15 @@ import yaml
 
 from ..errors import ConfigError, did_you_mean
 from ..parts.stack import parse_stack
-from .config import RunConfig
+from .config import PLACES, RunConfig
 from .entries import Entry, applies, targets_of
 from .tune import Dimension, at
 
 # Settings that change the samples, the scoring or the luck: scores under different values of them do not say which is better.
 NOT_SWEPT = ("method", "settings", "data", "split", "clients", "shift", "train", "validation", "test", "pool", "split_file", "data_seed",
-             "data_dir", "proxy", "taps", "eval_every", "measure", "measure_every", "patience", "engine", "device", "seed", "eval_batch")
+             "train_fraction", "hold_out", "proxy", "taps", "eval_every", "eval_clients", "measure", "measure_every", "patience", "seed",
+             "eval_batch")
+NO_CHANGE = ("engine", "device", *PLACES)             # where and how a run is made: its scores are the same
 FORM = "A sweep goes over name=value,value,… or name=low:high or name=low:high:log or name=low:high:step, as in prox.mu=0.001,0.01,0.1"
 
 
@@ -61,9 +63,10 @@ def parse_axis(text: str, entry: Entry, base: RunConfig) -> Axis:
         if not applies(name, entry.method):
             parse_stack(entry.method, {name: None})         # says which names the method has
         targets = targets_of(name, [p.name for p in stack.parts])
-    elif name in NOT_SWEPT or name not in RunConfig.names():
-        allowed = [n for n in RunConfig.names() if n not in NOT_SWEPT]
-        why = "changes what is measured, so that scores would not compare" if name in NOT_SWEPT else "is no setting of a run"
+    elif name in (*NOT_SWEPT, *NO_CHANGE) or name not in RunConfig.names():
+        allowed = [n for n in RunConfig.names() if n not in (*NOT_SWEPT, *NO_CHANGE)]
+        why = "changes what is measured, so that scores would not compare" if name in NOT_SWEPT else \
+            "does not change a run's scores" if name in NO_CHANGE else "is no setting of a run"
         raise ConfigError(f"A sweep cannot go over {name!r}: it {why}.{did_you_mean(name, allowed)}")
     else:
         targets = (name,)

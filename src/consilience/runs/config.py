@@ -71,7 +71,7 @@ _POLICY = {f.name for f in dataclasses.fields(Policy)}
 _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
 SETTLED = ("weights", "layout")             # may be "auto" in a configuration; a run is kept with what came of it
 # differ between machines without changing a result
-_PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
+PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RunConfig:
     def portable(self) -> dict[str, Any]:
         """What decides the result: all settings, without this machine's places. The same for every way of typing a method."""
         stack = self.stack()
-        return {k: v for k, v in self.flat().items() if k not in _PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
+        return {k: v for k, v in self.flat().items() if k not in PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
 
     def settled(self, policy: Policy) -> dict[str, Any]:
         """The same with every "auto" that the method, the model and the device have settled since."""
