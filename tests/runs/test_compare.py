@@ -203,6 +203,19 @@ def test_a_failed_run_is_said_in_its_row_and_the_rest_goes_on(tmp_path: Path, fi
     assert any(note.startswith("fedprox, seeds 0, 1 failed: ") for note in broken.table().notes)
 
 
+@pytest.mark.parametrize(("weights", "said"), [
+    ({"fedavg": "samples", "scaffold": "uniform", "feddyn": "uniform"}, ["scaffold, feddyn"]),
+    ({"fedavg": "samples", "fedprox": "samples"}, []),
+    ({"scaffold": "uniform", "feddyn": "uniform"}, []),
+    ({"local": "samples", "scaffold": "uniform"}, []),                        # nothing is averaged in local
+])
+def test_who_weighs_clients_otherwise_is_said(weights: dict[str, str], said: list[str]) -> None:
+    documents = {(m, 0): {"config": {"weights": w}, "data": {"hash": "a"}, "records": []} for m, w in weights.items()}
+    notes = Comparison(list(weights), [0], documents, {}, next(iter(weights))).notes()
+    assert [n.partition(", by its samples in the others; ")[0] for n in notes if n.startswith("Averages")] == [
+        f"Averages: every client weighs the same in {names}" for names in said]
+
+
 def test_seeds_that_failed_in_the_same_way_share_a_line() -> None:
     failures = {("fedavg", 0): "no room", ("fedavg", 1): "no room", ("fedprox", 0): "no room", ("fedprox", 1): "no luck"}
     assert Comparison(["fedavg", "fedprox"], [0, 1], {}, failures, "fedavg").failed() == [

@@ -115,10 +115,20 @@ class Comparison:
         if over:
             out.append(f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
                        "corrected for the number of methods.")
+        out += self._averages()
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
         return out + self.failed()
+
+    def _averages(self) -> list[str]:
+        """Whose averages weigh clients otherwise than the others': methods bring their papers' weights along."""
+        weights = {m: doc["config"]["weights"] for (m, _), doc in self.documents.items() if m != "local"}
+        uniform = [m for m in self.methods if weights.get(m) == "uniform"]
+        if not uniform or len(uniform) == len(weights):
+            return []
+        return [f"Averages: every client weighs the same in {', '.join(uniform)}, by its samples in the others; -o weights=samples or "
+                "-o weights=uniform makes them alike."]
 
     def failed(self) -> list[str]:
         """What failed and why, a line for all seeds of a method that failed in the same way."""
