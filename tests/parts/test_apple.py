@@ -141,6 +141,8 @@ def test_steps_can_be_captured(parts: tuple[Part, ...]) -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="apple needs at least two clients"):
         tiny_federation([Apple()], sizes=(24,))
+    with pytest.raises(ConfigError, match=r"apple sends whole models to other clients.*batchnorm=params"):
+        tiny_federation([Apple()], batchnorm="local")
     for participation in (0.5, 3.0):
         with pytest.raises(ConfigError, match=r"apple learns weights of all clients' cores.*participation=1"):
             tiny_federation([Apple()], participation=participation)

@@ -143,5 +143,7 @@ def test_bytes():
 def test_refusals():
     with pytest.raises(ConfigError, match="fomo needs at least two clients"):
         tiny_federation([Fomo()], sizes=(24,))
+    with pytest.raises(ConfigError, match=r"fomo sends whole models to other clients.*batchnorm=params"):
+        tiny_federation([Fomo()], batchnorm="local")
     with pytest.raises(RefusedCombination, match=r"avgm.*fomo|fomo.*avgm"):
         tiny_federation([Fomo(), Avgm()])

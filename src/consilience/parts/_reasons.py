@@ -19,6 +19,13 @@ def bounds_changes(other: Part) -> str | None:
     return None
 
 
+def sends_norms(spec: Spec) -> str | None:
+    """Whole models hold the layers that the run would keep at home."""
+    if spec.policy.batchnorm == "local" and spec.norm:
+        return "sends whole models to other clients, BatchNorm included. Use batchnorm=params or all."
+    return None
+
+
 def needs_fresh_sgd(spec: Spec) -> str | None:
     """Divisors by the length of the local path hold for SGD that starts anew each round."""
     if spec.policy.optimiser != "sgd":

@@ -15,7 +15,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Flat, Tree
-from ._reasons import OWN_MODEL, WHOLE_MODELS, bounds_changes
+from ._reasons import OWN_MODEL, WHOLE_MODELS, bounds_changes, sends_norms
 
 EPS = 1e-3          # what the exponential schedule has come to when it ends
 
@@ -63,7 +63,7 @@ class Apple(Part):
             return "needs at least two clients."
         if spec.policy.cohort_size(spec.population) < spec.population:
             return "learns weights of all clients' cores, which must be of the round before: all clients take part. Use participation=1."
-        return None
+        return sends_norms(spec)
 
     def share(self, key: str, spec: Spec) -> bool:
         return False

@@ -15,7 +15,7 @@ from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..options import option
 from ..tree import Flat, Tree
-from ._reasons import WHOLE_MODELS, bounds_changes
+from ._reasons import WHOLE_MODELS, bounds_changes, sends_norms
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Fomo(Part):
         return bounds_changes(other)
 
     def require(self, spec: Spec) -> str | None:
-        return "needs at least two clients." if spec.population < 2 else None
+        return "needs at least two clients." if spec.population < 2 else sends_norms(spec)
 
     def share(self, key: str, spec: Spec) -> bool:
         return False
