@@ -72,7 +72,8 @@ def onboard(folder: Folder, data: Samples,
     console, r = out(), done.report
     console.print(f"{r['method']}: a new client with {r['samples']['train']} samples to train on, {r['samples']['held_out']} held out",
                   markup=False)
-    console.print(f"Starts from: {r['start']}.\nTrained {epochs} epoch{'s' if epochs != 1 else ''} at {r['lr']:g}: {r['rule']}.", markup=False)
+    trained = f"Trained {epochs} epoch{'s' if epochs != 1 else ''}"
+    console.print(f"Starts from: {r['start']}.\n{trained} at {r['lr']:g}: {r['rule']}.", markup=False)
     for label, scores in (("before", r["before"]), ("after", r["after"])):
         console.print(f"accuracy {label:6}  {_three(scores)}")
     console.print(_wrote(to, card), markup=False)

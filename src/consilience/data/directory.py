@@ -72,7 +72,8 @@ def find(source: Source | type[Source], directory: str | Path | None = None) -> 
     present = [f for f in tried if f.is_dir()]
     nearest = min(present, key=lambda f: len(missing_from(source, f))) if present else None
     lacking = missing_from(source, nearest) if nearest else [w.path for w in source.files if not w.optional]
-    what = f"{lacking[0]!r} and {len(lacking) - 1} more were" if len(lacking) > 1 else f"{lacking[0]!r} was" if lacking else "its folder was"
+    first, more = repr(lacking[0]) if lacking else "its folder", len(lacking) - 1
+    what = f"{first} and {more} more were" if more > 0 else f"{first} was"
     where = "\n".join(f"  {f}" + ("" if f.is_dir() else "   (no such folder)") for f in tried)
     raise DataError(f"Data set {source.name!r} is not here: {what} not found. Looked in\n{where}\n"
                     f"{how_to_get(source)}\nTo look elsewhere, pass --data-dir or set {VARIABLE}.")
