@@ -123,9 +123,9 @@ class Comparison:
 
     def _averages(self) -> list[str]:
         """Whose averages weigh clients otherwise than the others': methods bring their papers' weights along."""
-        weights = {m: doc["config"]["weights"] for (m, _), doc in self.documents.items() if m != "local"}
+        weights = {m: doc.get("config", {}).get("weights") for (m, _), doc in self.documents.items() if m != "local"}
         uniform = [m for m in self.methods if weights.get(m) == "uniform"]
-        if not uniform or len(uniform) == len(weights):
+        if {*weights.values()} != {"samples", "uniform"}:                # alike, or of another version and not said
             return []
         return [f"Averages: every client weighs the same in {', '.join(uniform)}, by its samples in the others; -o weights=samples or "
                 "-o weights=uniform makes them alike."]
