@@ -79,7 +79,8 @@ def _results_table(groups: Sequence[Group], reference: str | None) -> Table:
     labels = [g.label for g in groups]
     plain = next((g.label for g in groups if g.runs[0].method == "fedavg"), labels[0])
     documents: dict[tuple[str, int], dict[str, Any]] = {
-        (g.label, r.seed): {"records": r.records, "data": r.about, "summary": r.summary(), "config": r.config} for g in groups for r in g.runs}
+        (g.label, r.seed): {"records": r.records, "data": r.about, "summary": r.summary(), "config": r.config}
+        for g in groups for r in g.runs}
     seeds = sorted({r.seed for g in groups for r in g.runs})
     about = groups[0].runs[0].about
     title = f"{about.get('name', '?')}, {about.get('split', '?')}, {about.get('clients', '?')} clients"
