@@ -104,6 +104,7 @@ WRONG = {
     "digits in words": ('title = "accuracy"', 'title = "accuracy"\ndigits = "two"', "'digits' must be a whole number"),
     "rounds in %": ('select = "best"', "reach = 0.9", "scored by rounds, which % would multiply by 100"),
     "seconds beside %": ('score = { select = "last" }', 'score = { report = "seconds" }', "scored by seconds, which %"),
+    "bytes in %": ('select = "best"', 'report = "bytes_up"', "scored by bytes, which %"),
     "a loss in %": ('select = "best"', 'what = "loss"', "scored by a loss, which %"),
     "paper's value for no column": ("accuracy = 80", "acuracy = 80", "column in rows.absent.paper: 'acuracy'"),
     "paper's value in words": ("accuracy = 80", 'accuracy = "about 80"', 'a number, "69.1 ± 0.6"'),

@@ -94,6 +94,14 @@ def test_rounds_and_seconds():
     assert value_of(Score(select="best", report="seconds_per_round", factor=1 / 60), RECORDS) == pytest.approx(2 / 60)
 
 
+def test_bytes_that_clients_sent():
+    sent = [{**r, "bytes_up": b} for r, b in zip(RECORDS, (5, 100, 100, 20, 100, 100))]
+    # up to round 2, the best: preparation 5, then 100 + 100
+    assert value_of(Score(select="best", report="bytes_up"), sent) == 205
+    # of the whole run, rounds without a score among them, in 32-bit numbers: (5 + 100 + 100 + 20 + 100 + 100) / 4
+    assert value_of(Score(select="last", report="bytes_up", factor=0.25), sent) == 425 / 4
+
+
 def test_no_records_no_value():
     assert value_of(Score(), []) is None
     assert value_of(Score(select="validation"), [record(1, 0.5, 0.5)]) is None

@@ -81,7 +81,7 @@ def _curves(outcome: Outcome, drawing: Drawing, scaled: str) -> Pictures:
             if values is not None:
                 lines.append(Line(group["label"], one[drawing.x], values["mean"] if isinstance(values, dict) else values))
         title = f"{drawing.title or outcome.recipe.title}, {column.title}{scaled}"
-        across = {"round": "round", "seconds": "seconds of training and scoring", "bytes": "bytes sent"}[drawing.x]
+        across = {"round": "round", "seconds": "seconds of training and scoring", "bytes": "bytes sent, up and down"}[drawing.x]
         yield f"{column.name}-{drawing.y}" + (f"-{drawing.x}" if drawing.x != "round" else ""), draw_lines(lines, title, across, label)
 
 

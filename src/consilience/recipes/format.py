@@ -34,8 +34,8 @@ class Score:
                         choices=("clients", "pooled"))
     reach: float | None = option(None, "instead of a score: the first scored round at or above this fraction", low=0.0, high=1.0)
     reach_row: str | None = option(None, "instead of a score: the first scored round at or above what this row of the same column has")
-    report: str = option("value", "the value, the round it is taken at, or seconds up to that round, or per round",
-                         choices=("value", "round", "seconds", "seconds_per_round"))
+    report: str = option("value", "the value, the round it is taken at, seconds or bytes that clients sent up to that round, or seconds "
+                                  "per round", choices=("value", "round", "seconds", "seconds_per_round", "bytes_up"))
     measure: str | None = option(None, "instead of records: a measure of the trained run, as in mdl(n=5000)")
     value: str | None = option(None, "the place in the measure's result, as in right_endpoint.bits")
     taken: str | None = option(None, "instead of accuracy: a number that the run's own measures took on its way, as in shifted_test.mean")
@@ -69,7 +69,9 @@ class Score:
             return None
         if self.reach is not None or self.reach_row is not None or self.report == "round":
             return "rounds"
-        return "seconds" if self.report != "value" else "a loss" if self.what == "loss" and self.taken is None else None
+        if self.report != "value":
+            return "bytes" if self.report == "bytes_up" else "seconds"
+        return "a loss" if self.what == "loss" and self.taken is None else None
 
     def sentence(self) -> str:
         """The protocol in words."""
@@ -97,7 +99,10 @@ class Score:
             return f"first scored round with {what} at or above {self.reach}"
         if self.reach_row is not None:
             return f"first scored round at or above what the row {self.reach_row} has: the {text}"
+        if self.report == "bytes_up" and self.select == "last":
+            return "bytes that all clients sent up to the last scored round"
         return {"value": "", "round": "the round of the ", "seconds": "seconds up to the round of the ",
+                "bytes_up": "bytes that all clients sent up to the round of the ",
                 "seconds_per_round": "seconds per round, scoring included, of the run with the "}[self.report] + text
 
 

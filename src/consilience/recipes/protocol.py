@@ -31,10 +31,12 @@ def _checked_score(values: str) -> Score:
 
 
 def stands_beside(score: Score, other: Mapping[str, Any]) -> bool:
-    """Whether a second score can stand beside the first. A measure of the trained run has no second choice of rounds, and one that the
-    run takes on its way is of no other model or samples."""
+    """Whether a second score can stand beside the first. A measure of the trained run has no second choice of rounds, nor have the bytes
+    of a whole run, and a measure that the run takes on its way is of no other model or samples."""
     if score.measure:
         return "measure" in other
+    if score.report == "bytes_up":
+        return "report" in other
     return score.taken is None or "taken" in other or not {"model", "samples", "client", "average", "what"} & other.keys()
 
 

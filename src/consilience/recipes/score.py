@@ -14,7 +14,7 @@ _AVERAGES = {"pooled": "accuracy", "clients": "mean", "worst": "worst"}
 
 
 def value_of(score: Score, records: Sequence[Record]) -> float | None:
-    """The number a protocol takes from records, in the record's own units (fractions, rounds, seconds). None where there is none."""
+    """The number a protocol takes from records, in the record's own units (fractions, rounds, seconds, bytes). None where there is none."""
     known = [(v, r) for r in records if (v := _read(score, r)) is not None]
     if score.reach is not None:                                 # equal counts as reached in spite of binary fractions
         return next((float(r["round"]) for v, r in known if v >= score.reach - 1e-9), None)
@@ -26,6 +26,8 @@ def value_of(score: Score, records: Sequence[Record]) -> float | None:
     last = max(r["round"] for _, r in chosen)
     if score.report == "round":
         return score.factor * last
+    if score.report == "bytes_up":
+        return score.factor * sum(r["bytes_up"] for r in records if r["round"] <= last)
     spent = [r["measured"]["seconds"] for r in records if r["round"] <= last and "seconds" in r.get("measured", {})]
     if score.report == "seconds":
         return score.factor * sum(spent) if spent else None
