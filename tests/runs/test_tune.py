@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from consilience.errors import ConfigError
 from consilience.parts.presets import PRESETS
+from consilience.report.tables import Table
 from consilience.runs import many
 from consilience.runs.compare import compare
 from consilience.runs.comparison import Comparison
@@ -215,6 +216,21 @@ def test_a_search_without_any_score_fails_its_row_only(tmp_path: Path) -> None:
     assert set(broken.failures) == {("fedprox", 0)}
     assert "no configuration of its search finished" in broken.failures["fedprox", 0]
     assert broken.values("fedavg", "personalised", "accuracy")[0] is not None
+
+
+@pytest.mark.parametrize("wild", [1e30, 1e35])           # 1e35 leaves parameters that are finite, and outputs that are not
+def test_points_that_diverge_are_the_worst_and_are_said(wild: float, tmp_path: Path) -> None:
+    base = BASE.replace(rounds=1, steps=1 if wild > 1e30 else 3)
+    comparison = compare(["fedavg"], base, [0], out=tmp_path, jobs=1, tune=2, learning_rates=(0.1, wild), with_local=False)
+    table = tuning_of(comparison).table()
+    assert {row[2]: row[3:] for row in table.rows} == {f"lr={wild}": ["failed", ""], "lr=0.1": [table_score(table), "chosen"]}
+    assert [note.partition(": ")[2].partition(" ")[0] for note in table.notes] == ["Training"]
+    assert "Use a smaller learning rate than" in table.notes[0]
+    assert not comparison.failures
+
+
+def table_score(table: Table) -> str:
+    return next(f"{trial['validation']:.3f}" for trial in table.data if trial["chosen"])
 
 
 def test_a_small_grid_is_tried_whole_and_said() -> None:
