@@ -246,6 +246,8 @@ def test_validation_samples_are_taken_and_said_where_none_were_asked_for() -> No
     assert base.run.validation == 0.1
     assert said == ["Validation: a fraction of 0.1 of every client's samples in all runs, since none was given."]
     assert with_validation(BASE) == (BASE, [])
+    with pytest.raises(ConfigError, match=r"validation=0 asks for none\. Set validation=0\.1 or so, or leave it out: then 0\.1 is taken"):
+        with_validation(RunConfig.make({**TINY, "validation": 0}))
     with pytest.raises(ConfigError, match=r"train=0.95 leaves no room"):
         with_validation(RunConfig.make({**TINY, "validation": None, "train": 0.95}))
     with pytest.raises(ConfigError, match="at least 1 configuration"):
