@@ -15,7 +15,8 @@ def test_brackets_in_a_path_are_shown_and_close_nothing(cli, tmp_path):
 def test_warnings_show_brackets(capsys):
     from rich.console import Console
 
-    from consilience.cli.output import RunProgress, progress_bar, warn
+    from consilience.cli.output import warn
+    from consilience.runs.progress import RunProgress, progress_bar
     warn("a [/b] c")
     with progress_bar() as bar:
         ear = RunProgress(bar, "x[/y]")

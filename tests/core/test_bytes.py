@@ -15,7 +15,9 @@ from consilience.parts.anchors import Anchors
 from consilience.parts.babu import Babu
 from consilience.parts.bn import Bn
 from consilience.parts.cm import Cm
+from consilience.parts.debias import Debias
 from consilience.parts.gen import Gen
+from consilience.parts.mix import Mix
 from consilience.parts.mr import Mr
 from consilience.parts.nova import Nova
 from consilience.parts.per import Per
@@ -107,6 +109,25 @@ def test_surveys_are_counted():
     assert part.name == "anchors"
     assert report.bytes_down == MODEL + shared
     assert report.bytes_up > MODEL                                 # model, class means and counts
+
+
+@pytest.mark.parametrize("part", [Debias(projection="none", group=2), Mix(refresh="round", pool=6, group=2)], ids=lambda p: p.name)
+def test_nothing_is_sent_to_ask_for_nothing(part):
+    """Pseudo-data of every round are asked for in the round: there is nothing to prepare, and no client gets the model for it."""
+    fed = tiny_federation([part])
+    prepared = fed.prepare()
+    assert (prepared.cohort, prepared.bytes_down, prepared.bytes_up) == ([], 0, 0)
+    samples = tree.count_bytes(fed.shared[part.name])
+    assert [(r.bytes_down, r.bytes_up) for r in (fed.round(), fed.round())] == [(3 * (MODEL + samples), 3 * MODEL + samples)] * 2
+
+
+@pytest.mark.parametrize("part", [Debias(projection="none", group=2, refresh="once"), Mix(pool=6, group=2)], ids=lambda p: p.name)
+def test_samples_that_are_asked_for_once_are_counted_once(part):
+    fed = tiny_federation([part])
+    samples = tree.count_bytes(fed.shared[part.name])
+    prepared = fed.prepare()
+    assert (prepared.bytes_down, prepared.bytes_up) == (4 * (MODEL + samples), samples)
+    assert [(r.bytes_down, r.bytes_up) for r in (fed.round(), fed.round())] == [(3 * (MODEL + samples), 3 * MODEL), (3 * MODEL, 3 * MODEL)]
 
 
 def test_only_what_a_dtype_takes():

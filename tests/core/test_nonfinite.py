@@ -18,6 +18,7 @@ from consilience.parts.cm import Cm
 from consilience.parts.moon import Moon
 from consilience.parts.mr import Mr
 from consilience.parts.nova import Nova
+from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
 from consilience.testing import differences, run_tiny, tiny_federation
 
@@ -67,6 +68,21 @@ def test_a_correction_is_named_too():
     fed = tiny_federation([Poison(round=1, client=0, where="grad"), Scaffold()])
     with pytest.raises(NonFiniteError, match=r"the update \(with corrections by scaffold, poison\) at client 'client0', round 1, step 1"):
         fed.round()
+
+
+@pytest.mark.parametrize(("others", "share"), [([], "the loss of prox, steep"),
+                                               ([Scaffold()], "the loss of prox, steep and corrections by scaffold")])
+def test_only_parts_with_a_share_in_the_update_are_named(others, share):
+    """Prox has a hook for corrections too, which on a CPU leaves the gradient as it is: there its pull is a term of the loss."""
+    @dataclass(frozen=True)
+    class Steep(Part):
+        name = "steep"
+
+        def loss(self, v):
+            return 1e30 * sum(p.sum() for p in v.params.values())
+    with pytest.raises(NonFiniteError) as error:
+        tiny_federation([Steep(), Prox(), *others], lr=1e10).round()
+    assert f"the update (with {share}) at client 'client0', round 1, step 1." in str(error.value)
 
 
 def test_a_learning_rate_that_explodes():

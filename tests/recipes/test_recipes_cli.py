@@ -60,6 +60,25 @@ def test_one_recipe_in_full(run):
     assert "47.10" in run("recipes", "fedbr/table6")                          # as printed: TOML's 47.10 is a number
 
 
+def test_a_reason_stands_once_below_the_table_and_in_full_for_programs(run):
+    """What 24 cells lack is a few words in each line; JSON and CSV, which have no notes, say it in full."""
+    whole = "the data set cifar10 is not in the data directory (consilience data info cifar10 says how to get it)"
+    text = run("recipes", "fedfm/table2")
+    table, notes = text.split("\n\n")[1:]
+    assert max(map(len, table.splitlines())) < 80
+    assert table.count("needs cifar10\n") > 10
+    assert notes.count(f"Needs cifar10: {whole}.") == 1
+    memory = next(line for line in table.splitlines() if line.startswith("fedavg ") and " cifar10_memory " in line)
+    assert memory.endswith("no (1)")
+    assert notes.count("No (1): the paper counts the models") == 1
+    cells = json.loads(run("recipes", "fedfm/table2", "--json"))["cell_list"]
+    assert {c["unavailable"] for c in cells if c["column"] == "cifar10_niid1"} == {whole}
+    assert whole in run("recipes", "fedfm/table2", "--format", "csv")
+    settings = run("recipes", "fedfa/table9")                                 # the whole of it cannot be had
+    assert "no (1)" not in settings
+    assert settings.count("a list of settings; nothing is measured") == 1
+
+
 def test_reproduce_writes_and_prints(run, tiny, tmp_path):
     out = run("reproduce", str(tiny), "--rows", "fedavg,dbe", "--columns", "accuracy", "--seeds", "1", "--rounds-scale", "0.25",
               "--jobs", "1", "--format", "csv")

@@ -127,6 +127,14 @@ def test_gains_are_paired_over_seeds_against_the_reference_and_local() -> None:
     assert rows["local"]["gain"]["difference"] == pytest.approx(-0.2)
 
 
+@pytest.mark.parametrize(("values", "p"), [({"fedavg": [0.5, 0.7], "x": [0.6, 0.8]}, "–"), ({"fedavg": [0.5], "x": [0.6]}, "–"),
+                                           ({"fedavg": [0.5, 0.7], "x": [0.6, 0.9]}, "0.205")])
+def test_a_difference_that_cannot_be_tested_has_a_dash_for_p_and_a_note(values: dict[str, list[float]], p: str) -> None:
+    table = made(values).table()                                           # differences .1 and .2: t = 3, p = 1 − 2/π·atan 3
+    assert table.rows[1][-1] == p
+    assert any("leave nothing to measure a difference by" in note for note in table.notes) is (p == "–")
+
+
 def test_one_method_has_nothing_to_gain_from() -> None:
     alone = made({"fedavg": [0.6, 0.8]}).table()
     assert alone.header == ["method", "global", "personalised", "worst client"]

@@ -17,6 +17,7 @@ from consilience.runs.files import DiskError, read_tensors, write_tensors
 from consilience.runs.folder import RunFolder, read_records
 from consilience.runs.lock import folder_lock
 from consilience.runs.reload import open_run
+from consilience.runs.run import Listener
 
 TINY = {"data": "synthetic(samples=160, classes=3, clients=4, features=6)", "rounds": 3, "lr": 0.1, "validation": 0.2}
 
@@ -304,3 +305,19 @@ def test_tensors_that_share_memory_are_written(tmp_path):
     assert torch.equal(got["a"], one)
     assert torch.equal(got["b"], one)
     assert got["c"].tolist() == [2.0, 3.0]
+
+
+def test_a_run_that_prepared_for_nothing_in_an_earlier_version_goes_on(tmp_path, tiny):
+    """Its records begin with round 0, which the method no longer has; that is no gap."""
+    result = consilience.run("fedbr", out=tmp_path, **tiny)
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(result.records[0] | {"round": 0, "exchanged": False}) + "\n" + path.read_text())
+    (tmp_path / "done").unlink()
+    heard = []
+
+    class Ear(Listener):
+        def started(self, federation, rounds, done):
+            heard.append(done)
+    again = consilience.run("fedbr", out=tmp_path, listener=Ear(), **tiny)
+    assert heard == [tiny["rounds"]]
+    assert [r["round"] for r in again.records] == [0, 1, 2, 3]

@@ -50,6 +50,20 @@ def test_a_result_shows_itself_in_a_line(tiny):
     assert repr(result) == f"<Result: local on {result.data['name']}, 3 rounds, personalised {accuracy:.3f}; all rounds done>"
 
 
+def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(tiny, capsys):
+    quiet = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid")
+    assert capsys.readouterr() == ("", "")
+    shown = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid", progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Warning: There is only one client" in err
+    assert "sequential engine" in err
+    assert "2/2" in err
+    assert [r["losses"] for r in shown.records] == [r["losses"] for r in quiet.records]
+    with pytest.raises(ConfigError, match="progress or has a listener of yours, not both"):
+        consilience.run("local", **tiny, progress=True, listener=Listener())
+
+
 def test_pooled_accuracy_is_the_share_of_right_samples(tiny):
     """Counted here by hand: forward passes of the final global model over every client's test rows."""
     result = consilience.run("fedavg", **tiny)

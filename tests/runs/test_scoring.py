@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import consilience
-from consilience.errors import DataError
+from consilience.errors import DataError, NonFiniteError
 from consilience.metrics.accuracy import score_personal
 from consilience.runs import scoring
 from consilience.runs.config import RunConfig
@@ -71,6 +71,15 @@ def test_all_are_scored_up_to_a_number(monkeypatch):
     assert chosen == scored_clients(build_federation(config.replace(method="scaffold"), data), data, None)      # whatever the method
     assert chosen != scored_clients(build_federation(config.replace(seed=1), data), data, None)
     assert score_round(fed, data)["eval_clients"] == {"scored": 7, "of": 20}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_outputs_that_are_not_finite_end_a_run_and_name_the_clients(method, kept, tmp_path):
+    """One step of 1e37 leaves finite parameters, whose outputs overflow: no loss, and the class of NaN is no answer."""
+    with pytest.raises(NonFiniteError, match=r"after round 1 the loss on the samples of '0', '1', '2', '3' is not finite, scored after"):
+        consilience.run(method, "synthetic(samples=400, classes=3, clients=4, features=6)", rounds=1, steps=1, lr=1e37,
+                        model="mlp(hidden=(16,))", out=tmp_path if kept else None)
 
 
 def test_measures_look_at_the_clients_that_are_scored(drawn):

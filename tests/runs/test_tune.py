@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from consilience.errors import ConfigError
 from consilience.parts.presets import PRESETS
+from consilience.report.tables import Table
 from consilience.runs import many
 from consilience.runs.compare import compare
 from consilience.runs.comparison import Comparison
@@ -217,6 +218,21 @@ def test_a_search_without_any_score_fails_its_row_only(tmp_path: Path) -> None:
     assert broken.values("fedavg", "personalised", "accuracy")[0] is not None
 
 
+@pytest.mark.parametrize("wild", [1e30, 1e35])           # 1e35 leaves parameters that are finite, and outputs that are not
+def test_points_that_diverge_are_the_worst_and_are_said(wild: float, tmp_path: Path) -> None:
+    base = BASE.replace(rounds=1, steps=1 if wild > 1e30 else 3)
+    comparison = compare(["fedavg"], base, [0], out=tmp_path, jobs=1, tune=2, learning_rates=(0.1, wild), with_local=False)
+    table = tuning_of(comparison).table()
+    assert {row[2]: row[3:] for row in table.rows} == {f"lr={wild}": ["failed", ""], "lr=0.1": [table_score(table), "chosen"]}
+    assert [note.partition(": ")[2].partition(" ")[0] for note in table.notes] == ["Training"]
+    assert "Use a smaller learning rate than" in table.notes[0]
+    assert not comparison.failures
+
+
+def table_score(table: Table) -> str:
+    return next(f"{trial['validation']:.3f}" for trial in table.data if trial["chosen"])
+
+
 def test_a_small_grid_is_tried_whole_and_said() -> None:
     search = Search((), [{"trial": 0, "validation": 0.5, "loss": 1.0, "settings": {"lr": 0.1}, "failure": None}])
     notes = Tuning(5, 9, "last", {"fedavg": search}).notes()
@@ -230,6 +246,8 @@ def test_validation_samples_are_taken_and_said_where_none_were_asked_for() -> No
     assert base.run.validation == 0.1
     assert said == ["Validation: a fraction of 0.1 of every client's samples in all runs, since none was given."]
     assert with_validation(BASE) == (BASE, [])
+    with pytest.raises(ConfigError, match=r"validation=0 asks for none\. Set validation=0\.1 or so, or leave it out: then 0\.1 is taken"):
+        with_validation(RunConfig.make({**TINY, "validation": 0}))
     with pytest.raises(ConfigError, match=r"train=0.95 leaves no room"):
         with_validation(RunConfig.make({**TINY, "validation": None, "train": 0.95}))
     with pytest.raises(ConfigError, match="at least 1 configuration"):

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from ..errors import ConfigError
-from .output import AsJson, Format, out, print_json, print_table, progress_bar
+from ..runs.progress import progress_bar
+from .output import AsJson, Format, out, print_json, print_table
 
 
 @contextlib.contextmanager

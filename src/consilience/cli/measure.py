@@ -15,8 +15,9 @@ from ..runs.config import parse_set
 from ..runs.files import DiskError
 from ..runs.measure import measure as measure_run
 from ..runs.measure import save_measures, table_of
+from ..runs.progress import progress_bar
 from ..runs.reload import open_run
-from .output import AsJson, Format, print_json, print_table, progress_bar, warn
+from .output import AsJson, Format, print_json, print_table, warn
 
 
 def measure(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's folder.", show_default=False)] = None,

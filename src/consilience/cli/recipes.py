@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from ..recipes.check import missing_data
+from ..recipes.check import absent_source, missing_data
+from ..recipes.collect import obstacle
 from ..recipes.draw import draw
 from ..recipes.folders import RUNS
 from ..recipes.format import Recipe
@@ -23,8 +24,9 @@ from ..recipes.page import write_html, write_outcome
 from ..recipes.results import write_results
 from ..recipes.run import data_in, reproduce_all
 from ..report.tables import FORMATS, Table
+from ..runs.progress import progress_bar
 from . import settings as s
-from .output import AsJson, Format, err, print_json, print_table, progress_bar, warn
+from .output import AsJson, Format, err, print_json, print_table, warn
 from .train import RunsProgress
 
 
@@ -59,15 +61,34 @@ def recipes(name: Annotated[str | None, typer.Argument(help="One recipe, in full
 def _show(recipe: Recipe, form: str, as_json: bool) -> None:
     """Every cell with the paper's value and why it cannot be had."""
     cells = [{"row": c.row.name, "column": c.column.name, "method": c.method, "paper": c.printed.text if c.printed else None,
-              "ours": c.ours, "unavailable": c.unavailable or (missing_data(c.values) if c.values is not None else None),
+              "ours": c.ours, "unavailable": obstacle(c),
               "run": dict(c.values) if c.values is not None else None, "protocol": c.score.sentence()} for c in recipe.cells]
     if as_json:
         return print_json({**_facts(recipe), "readings": list(recipe.readings), "notes": list(recipe.notes), "cell_list": cells})
+    in_short = {} if form == "csv" else _in_short(recipe)       # CSV has no notes to explain them
     rows = [[str(c["row"]), str(c["column"]), "ours" if c["ours"] else cell.printed.shown(cell.digits) if cell.printed else "–",
-             str(c["method"] or "–"), str(c["unavailable"] or "yes")] for c, cell in zip(cells, recipe.cells)]
-    notes = [*(f"Reading: {r}" for r in recipe.readings), *recipe.notes]
+             str(c["method"] or "–"), in_short.get(str(c["unavailable"]), str(c["unavailable"] or "yes"))]
+            for c, cell in zip(cells, recipe.cells)]
+    notes = [f"{short[0].upper()}{short[1:]}: {reason}." for reason, short in in_short.items() if reason != recipe.unavailable]
+    notes += [*(f"Reading: {r}" for r in recipe.readings), *recipe.notes]
     notes += [f"Unavailable: {recipe.unavailable}."] if recipe.unavailable else []
     print_table(Table(["row", "column", "paper", "method", "can be run"], rows, f"{recipe.name}: {recipe.title}", notes, cells), form)
+
+
+def _in_short(recipe: Recipe) -> dict[str, str]:
+    """A few words for every reason why cells cannot be had: the reason itself stands once below the table, not on every line of it."""
+    words = {recipe.unavailable: "no"} if recipe.unavailable else {}
+    numbered = 0
+    for cell in recipe.cells:
+        reason = obstacle(cell)
+        if not reason or reason in words:
+            continue
+        if cell.unavailable or cell.values is None:
+            numbered += 1
+            words[reason] = f"no ({numbered})"
+        else:
+            words[reason] = f"needs {absent_source(cell.values)}"
+    return words
 
 
 Names = Annotated[list[str] | None, typer.Option(help="Only these, by name and in this order; separated by commas, or repeated.")]

@@ -10,7 +10,8 @@ import typer
 from ..report.features import MOST_SAMPLES
 from ..report.gather import gather
 from ..report.report import write_report
-from .output import AsJson, out, print_json, progress_bar, warn
+from ..runs.progress import progress_bar
+from .output import AsJson, out, print_json, warn
 
 
 def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold some.",

@@ -9,10 +9,11 @@ import typer
 from rich.markup import escape
 
 from ..errors import ConsilienceError
+from ..runs.progress import RunProgress, progress_bar
 from ..runs.reload import read_run_config
 from ..runs.run import run_config
 from . import settings as s
-from .output import AsJson, RunProgress, err, print_json, progress_bar
+from .output import AsJson, err, print_json
 from .train import Again, _show
 
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from ..runs.progress import progress_bar
 from ..runs.sweep import OBJECTIVES, SAMPLERS
 from ..runs.sweep import sweep as run_sweep
 from . import settings as s
-from .output import AsJson, Format, print_json, print_table, progress_bar
+from .output import AsJson, Format, print_json, print_table
 from .train import RunsProgress
 
 

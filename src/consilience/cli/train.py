@@ -18,10 +18,11 @@ from ..runs.compare import compare as compare_runs
 from ..runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 from ..runs.folder import default_folder
 from ..runs.privacy import privacy_line
+from ..runs.progress import RunProgress, progress_bar
 from ..runs.result import Result
 from ..runs.run import run_config
 from . import settings as s
-from .output import AsJson, Format, RunProgress, out, print_json, print_table, progress_bar, warn
+from .output import AsJson, Format, out, print_json, print_table, warn
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; without it runs/ and a name made from the settings.")]
 Again = Annotated[bool, typer.Option("--again", help="Run anew even if the folder holds a finished run.")]

@@ -14,6 +14,7 @@ from .client import LocalWork, Outcome
 
 if TYPE_CHECKING:
     from .federation import Federation
+    from .step import Step
 
 
 def refuse_nonfinite(fed: Federation, ids: list[int], done: dict[int, Outcome], down: dict[int, dict[str, Tree]]) -> None:
@@ -55,10 +56,15 @@ def find_nonfinite(fed: Federation, work: LocalWork) -> str:
                     what = "the task's loss" if name == "task" else f"the loss of part {name!r}"
                     return f"Training became non-finite: {what} at {where}, step {number}. {_advice(fed)}"
             if not bool(tree.all_finite(slot.model)):
-                parts = [p.name for hook in ("gradient", "grad") for p in step.hooks[hook]]
-                what = f"the update (with corrections by {', '.join(parts)})" if parts else "the update of the task's gradient"
-                return f"Training became non-finite: {what} at {where}, step {number}. {_advice(fed)}"
+                return f"Training became non-finite: {_update(step)} at {where}, step {number}. {_advice(fed)}"
     return f"Training became non-finite at {where}, but not when it was run again on its own. {_advice(fed)}"
+
+
+def _update(step: Step) -> str:
+    """The update, with the parts that had a share in it: by a term of the loss, or by changing its gradient."""
+    terms = [name for name, term in step.first.terms if torch.is_tensor(term) and name not in ("task", *step.corrected)]
+    shares = [f"{how} {', '.join(parts)}" for how, parts in (("the loss of", terms), ("corrections by", step.corrected)) if parts]
+    return f"the update (with {' and '.join(shares)})" if shares else "the update of the task's gradient"
 
 
 def _advice(fed: Federation) -> str:

@@ -42,7 +42,7 @@ class Method:
 
     @staticmethod
     def has(part: Part, hook: str) -> bool:
-        return getattr(type(part), hook) is not getattr(Part, hook)
+        return getattr(type(part), hook) is not getattr(Part, hook) and hook not in part.unused
 
     def using(self, hook: str, model: str | None = None) -> list[Part]:
         return [p for p in self.parts if self.has(p, hook) and model in (None, p.acts_on)]

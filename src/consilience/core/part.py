@@ -130,6 +130,11 @@ class Part:
         return False
 
     @property
+    def unused(self) -> frozenset[str]:
+        """Hooks that have nothing to do with its settings, and so are not called: `prepare` alone would send every client the model."""
+        return frozenset()
+
+    @property
     def begins(self) -> int:
         """The first round in which it acts; a run that ends before is warned of."""
         return 1

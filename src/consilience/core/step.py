@@ -143,6 +143,7 @@ class Step:
         self.program, self.slot, self.phase, self.hooks = program, slot, phase, program.hooks[phase.name]
         self.memo: dict[Any, Any] = {}
         self.result: tuple[Tensor, Tree] | None = None
+        self.corrected: list[str] = []                # parts that changed the gradient after it was taken
         self.model = slot.model_of(phase)
         x, y = self._picked(size)
         self.batch = Batch(x, y, y)
@@ -235,6 +236,7 @@ class Program:
         noted: Tree = {}
         if exclusive:
             (part, view), = exclusive
+            step.corrected.append(part.name)
             out = part.gradient(view, step.grad_at)
             g, noted = (out[0], {part.name: out[1]}) if isinstance(out, tuple) else (out, {})
         else:
@@ -242,7 +244,9 @@ class Program:
         assert step.result is not None
         with torch.no_grad():
             for part, view in step.first.views("grad"):
-                g = part.grad(view, g)
+                before, g = g, part.grad(view, g)
+                if g is not before:
+                    step.corrected.append(part.name)
             if step.own and optimiser.is_plain(self.policy) and slot.lr.is_cuda:         # all of them in one launch
                 optimiser.descend([*(step.model["params"][k] for k in g), *step.own], [*g.values(), *step.own_grads], slot.lr)
             else:

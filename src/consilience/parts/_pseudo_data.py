@@ -12,6 +12,8 @@ from ..core.part import Spec
 from ..core.step import StepView
 from ..core.task import as_probabilities
 
+ASKED = {"once": "prepare", "round": "survey"}          # when samples are asked for -> the hook that does so
+
 
 def at_first(spec: Spec, name: str, group: int, public: bool) -> Tensor:
     """One row for every sample of a batch: means of public samples, or zeros until the clients have sent theirs."""

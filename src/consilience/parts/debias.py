@@ -92,16 +92,15 @@ class Debias(Part):
     def init_shared(self, spec: Spec) -> Tree:
         return {"pseudo": _pseudo_data.at_first(spec, self.name, self.group, self.pseudo == "mixture")}
 
-    def _own_rows(self, c: ClientView, when: str) -> Tree:
-        if self.pseudo != "rsm" or self.refresh != when:
-            return {}
-        return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
+    @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(hook for when, hook in _pseudo_data.ASKED.items() if self.pseudo != "rsm" or when != self.refresh)
 
     def prepare(self, c: ClientView) -> Tree:
-        return self._own_rows(c, "once")
+        return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
 
     def survey(self, c: ClientView) -> Tree:
-        return self._own_rows(c, "round")
+        return self.prepare(c)
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         return {"pseudo": s.reduced["rows"]}, {}

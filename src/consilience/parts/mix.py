@@ -79,9 +79,11 @@ class Mix(Part):
     def init_shared(self, spec: Spec) -> Tree:
         return {"x": torch.zeros(self.pool, *spec.sample), "y": torch.zeros(self.pool, *spec.output)}
 
-    def _averages(self, c: ClientView, when: str) -> Tree:
-        if self.refresh != when:
-            return {}
+    @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(hook for when, hook in _pseudo_data.ASKED.items() if when != self.refresh)
+
+    def prepare(self, c: ClientView) -> Tree:
         xs, ys = [], []
         for groups in _pseudo_data.own_groups(c, self.pool, self.group).split(AT_ONCE):
             x, y = c.take_both(groups)
@@ -90,11 +92,8 @@ class Mix(Part):
             ys.append(shares.reshape(*groups.shape, *shares.shape[1:]).mean(1))
         return {"x": torch.cat(xs), "y": torch.cat(ys)}
 
-    def prepare(self, c: ClientView) -> Tree:
-        return self._averages(c, "once")
-
     def survey(self, c: ClientView) -> Tree:
-        return self._averages(c, "round")
+        return self.prepare(c)
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         return s.reduced, {}

@@ -100,8 +100,8 @@ def _check_run(values: str) -> None:
         settings_of(run.model)
 
 
-def missing_data(values: Mapping[str, Any], data_dir: str | Path | None = None) -> str | None:
-    """Why the data of a run cannot be read here, or None."""
+def absent_source(values: Mapping[str, Any], data_dir: str | Path | None = None) -> str | None:
+    """The data set of a run that cannot be read here, by name, or None."""
     for text in filter(None, (values.get("data", "digits"), values.get("proxy"))):
         source = sources.make(text)
         if source.embedded or source.needs_path:
@@ -109,5 +109,11 @@ def missing_data(values: Mapping[str, Any], data_dir: str | Path | None = None) 
         try:
             places.find(source, data_dir)
         except ConsilienceError:
-            return f"the data set {source.name} is not in the data directory (consilience data info {source.name} says how to get it)"
+            return source.name
     return None
+
+
+def missing_data(values: Mapping[str, Any], data_dir: str | Path | None = None) -> str | None:
+    """Why the data of a run cannot be read here, or None."""
+    name = absent_source(values, data_dir)
+    return f"the data set {name} is not in the data directory (consilience data info {name} says how to get it)" if name else None

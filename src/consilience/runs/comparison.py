@@ -115,6 +115,8 @@ class Comparison:
         if over:
             out.append(f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
                        "corrected for the number of methods.")
+        if any(gain and gain["p_value"] is None for row in self.rows() for gain in (row[place] for place in self.bases)):
+            out.append("No interval and – for p: one seed, or seeds that all differ by the same, leave nothing to measure a difference by.")
         out += self._averages()
         out += self.remarks
         if self.tuning:

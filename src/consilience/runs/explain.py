@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import tree
 from ..core.federation import Federation
+from ..core.method import Method
 from ..core.part import EXCLUSIVE, HOOKS, Part
 from ..options import describe
 from ..parts.presets import PRESETS
@@ -26,7 +27,7 @@ def idea_of(cls: type[Part]) -> str:
 
 def describe_part(part: Part) -> dict[str, Any]:
     cls = type(part)
-    hooks = [h for h in HOOKS if getattr(cls, h) is not getattr(Part, h)]
+    hooks = [h for h in HOOKS if Method.has(part, h)]
     options = [{**row, "value": getattr(part, row["name"])} for row in describe(cls)]
     return {"name": part.name, "idea": idea_of(cls), "paper": cls.paper, "hooks": hooks, "options": options, "helps": list(cls.helps),
             "departs": list(cls.departs), "neutral": dict(cls.neutral) if cls.neutral is not None else None,

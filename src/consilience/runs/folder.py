@@ -159,9 +159,11 @@ class RunFolder:
 
     def _recorded(self, fed: Federation) -> int:
         """The last round up to which no record is missing; a later checkpoint would leave a gap."""
-        last = -1 if fed.method.using("prepare") else 0
         path = self.path / "records.jsonl"
-        for record in read_records(path) if path.is_file() else []:
+        records = read_records(path) if path.is_file() else []
+        # parts of earlier versions prepared where they had nothing to ask for
+        last = -1 if fed.method.using("prepare") or (records and records[0]["round"] == 0) else 0
+        for record in records:
             if record["round"] != last + 1:
                 break
             last += 1

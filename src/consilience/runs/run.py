@@ -90,15 +90,22 @@ def build_federation(config: RunConfig, data: FederatedData) -> Federation:
 
 
 def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: str | Path | None = None,
-        listener: Listener | None = None, again: bool = False, **settings: Any) -> Result:
+        listener: Listener | None = None, progress: bool = False, again: bool = False, **settings: Any) -> Result:
     """Train `method` on `data` and return records and models.
 
     `settings` are the names of `RunConfig` (rounds=, lr=, clients=, split=, seed=, settings={'dbe.kappa': 5}, …). With `out` the
-    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`.
+    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run says nothing
+    unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same.
     """
+    if progress and listener is not None:
+        raise ConfigError("A run shows its progress or has a listener of yours, not both. Leave one out.")
     given = data if isinstance(data, FederatedData) else None
     config = RunConfig.make({**settings, "method": method, "data": given.name if given else data})
-    return run_config(config, out=out, listener=listener, again=again, data=given)
+    if not progress:
+        return run_config(config, out=out, listener=listener, again=again, data=given)
+    from .progress import RunProgress, progress_bar  # a listener, and so imports this module
+    with progress_bar() as bar:
+        return run_config(config, out=out, listener=RunProgress(bar, config.stack().canonical), again=again, data=given)
 
 
 def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Listener | None = None, again: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..core.federation import Federation
 from ..core.population import RowTable
 from ..data import FederatedData
 from ..data.federated import ClientTable
+from ..errors import NonFiniteError, some
 from ..metrics.accuracy import Scores, score_global, score_model, score_personal
 
 MOST_SCORED = 1000                # clients scored where no number is asked for
@@ -51,8 +53,8 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
     reason = fed.no_global_model
 
     def both(rows: list[Tensor]) -> tuple[Scores | None, Scores]:
-        whole = score_global(fed, rows, names) if reason is None else None
-        return whole, (score_personal(fed, rows, names, numbers) if fed.personal or whole is None else whole)
+        whole = _finite(score_global(fed, rows, names), fed) if reason is None else None
+        return whole, (_finite(score_personal(fed, rows, names, numbers), fed) if fed.personal or whole is None else whole)
 
     def said(scores: Scores) -> dict[str, Any]:
         record = scores.record()
@@ -66,7 +68,8 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
         if scores is not None:
             scores["test"] = None
     if len(data.test) and out["global"] is not None:
-        on_test = score_model(fed, fed.model, [data.test], ["test"], "after aggregation, before local training").pooled("accuracy")
+        on_test = _finite(score_model(fed, fed.model, [data.test], ["test"], "after aggregation, before local training"),
+                          fed).pooled("accuracy")
         out["global"]["test"] = on_test
         if out["global"]["accuracy"] is None:                 # clients have no test rows of their own
             out["global"]["accuracy"] = on_test
@@ -74,7 +77,7 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
                 out["personalised"] = out["global"]
     if data.held_out and out["global"] is not None:
         theirs = [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in data.held_out]
-        out["held_out"] = score_global(fed, theirs, [c.name for c in data.held_out]).record()
+        out["held_out"] = _finite(score_global(fed, theirs, [c.name for c in data.held_out]), fed).record()
     valid = [data.table.val[i] for i in numbers]
     if any(len(v) for v in valid):
         judged = (both(valid)[1] if fed.personal else both(valid)[0] or both(valid)[1]).record()
@@ -85,6 +88,15 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
     if chosen is not None:
         out["eval_clients"] = {"scored": len(chosen), "of": data.population}
     return out
+
+
+def _finite(scores: Scores, fed: Federation) -> Scores:
+    """Finite numbers can still give outputs that are not. Such a model has no accuracy: the class of NaN is the first one."""
+    bad = [repr(name) for name, loss in scores.with_samples("loss").items() if not math.isfinite(loss)]
+    if bad:
+        raise NonFiniteError(f"Training has diverged: after round {fed.round_number} the loss on the samples of {some(bad)} is not finite, "
+                             f"scored {scores.scored}. Use a smaller learning rate than {fed.policy.lr:g}, or look at the data.")
+    return scores
 
 
 def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:

@@ -172,6 +172,9 @@ def with_validation(base: RunConfig) -> tuple[RunConfig, list[str]]:
             if base.run.split_file or about.description.get("test") == "published":
                 raise ConfigError(f"Tuning needs validation samples, but the parts of {about.name!r} are given and have none. "
                                   "Divide it anew with test=clients and validation=0.1.")
+            if base.run.validation is not None:
+                raise ConfigError("Tuning chooses by validation samples, but validation=0 asks for none. Set validation=0.1 or so, or "
+                                  f"leave it out: then {VALIDATION} is taken.")
             if base.run.train is not None and base.run.train + VALIDATION > 1 - 1e-9:
                 raise ConfigError(f"Tuning needs validation samples, but train={base.run.train} leaves no room for them. "
                                   "Set train=0.75 and validation=0.1 or so.")
