@@ -92,7 +92,7 @@ def test_brackets_have_the_last_word_over_the_preset_they_stand_behind():
     assert named("fedmix(form=naive)") == named("naivemix") == named("fedmix", {"mix.form": "naive"})
     parse_stack("fedmix(form=naive)+fedsam").method()
     assert named("naivemix+fedmix(form=naive)") == named("fedmix(form=naive)+naivemix") == named("naivemix")
-    with pytest.raises(ConfigError, match="mix.form is set twice"):
+    with pytest.raises(ConfigError, match=r"mix\.form is set twice"):
         parse_stack("fedmix+mix(form=naive)")
 
 
