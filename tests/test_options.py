@@ -194,6 +194,8 @@ def test_format_and_parse_are_inverse(name, values):
 @pytest.mark.parametrize(("text", "result"), [
     ("iid", ("iid", {})), (" iid ", ("iid", {})), ("dirichlet(alpha=0.1)", ("dirichlet", {"alpha": 0.1})),
     ("dbe(init_mean=pass)", ("dbe", {"init_mean": "pass"})),
+    ("f(a=pass   # why\n)", ("f", {"a": "pass"})), ("f(\n  a=in\n  , b=is\n)", ("f", {"a": "in", "b": "is"})),
+    ("f(a='x=pass)', b=not)", ("f", {"a": "x=pass)", "b": "not"})),
     ("f(a = in,\n  b='is', c=None, d=lambda )", ("f", {"a": "in", "b": "is", "c": None, "d": "lambda"})),
     ("f(a=-1, b=true, c=none, d=word, e='a b', g=[1, 2])", ("f", {"a": -1, "b": True, "c": None, "d": "word", "e": "a b", "g": [1, 2]})),
     ("f(a='true')", ("f", {"a": "true"})), ("f()", ("f", {})),

@@ -187,7 +187,7 @@ class _LowerCaseWords(ast.NodeTransformer):
 def _quote_keywords(text: str) -> str:
     """init_mean=pass is the word, though Python keeps it for itself: such words are put in quotes where a value stands."""
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in (tokenize.NL, tokenize.COMMENT)]
     except (tokenize.TokenError, SyntaxError):                          # not Python at all: what reads it says so
         return text
     begins = [0, *(i + 1 for i, ch in enumerate(text) if ch == "\n")]     # where each row begins

@@ -52,6 +52,8 @@ def test_methods_lists_every_name_with_its_fields(cli):
     assert names["dbe"]["parts"] == ["prbm", "mr"]
     assert "kappa" in {o["name"] for o in names["dbe"]["options"]}
     assert names["local"]["uploads"] == []
+    assert names["local"]["helps"] == ["none: the reference for every client"]
+    assert names["fedproto"]["helps"] == ["label skew"]                    # local is one of its parts
     assert names["scaffold"]["uploads"][0] == "model"
     text = cli("methods").out
     assert all(name in text for name in WANTED)

@@ -47,6 +47,8 @@ def test_onboard(cli, run, tmp_path):
     said = cli("onboard", "r", "--data", SOURCE, "--epochs", "2").out
     assert "accuracy before" in said
     assert "initial personal tensors (prbm)" in said
+    assert "Trained 2 epochs at " in said
+    assert "Trained 1 epoch at " in cli("onboard", "r", "--data", SOURCE, "--epochs", "1").out
     assert (tmp_path / "personal.safetensors").is_file()
     document = cli("onboard", "r", "--data", SOURCE.replace(")", ", seed=5)"), "--json").json()
     assert document["epochs"] == 10

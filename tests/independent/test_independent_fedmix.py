@@ -34,7 +34,7 @@ def pool_of(fed: Federation, clients: list[int], stage: str, t: int) -> dict[str
 @pytest.mark.parametrize("row", ROWS)
 def test_fedmix(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     norm = row in ("with BatchNorm", "NaiveMix")
-    fed = federation(f"mix(lam={LAM}, pool={POOL}, group={GROUP}{', ' if ROWS[row] else ''}{ROWS[row]})", norm)
+    fed = federation(f"fedmix(lam={LAM}, pool={POOL}, group={GROUP}{', ' if ROWS[row] else ''}{ROWS[row]})", norm)
     plans = recorded(monkeypatch, Federation, "plans")
     server, pool = net(norm), {}
     for t, cohort in enumerate(COHORTS, start=1):

@@ -10,6 +10,7 @@ import torch
 
 from consilience.errors import ConfigError
 from consilience.parts.constraint import Constraint
+from consilience.parts.local import Local
 from consilience.parts.per import Per
 from consilience.testing import tiny_federation, tiny_net
 
@@ -77,7 +78,11 @@ def test_feature_constraint_moves_what_lies_before_it(open_round: Any, region: s
 
 def test_a_region_that_does_not_travel_cannot_be_tied() -> None:
     """FedPer's head is received as the client trained it, and only what travels is pulled: the term would be nothing."""
-    with pytest.raises(ConfigError, match=r"on=parameter, and no parameter of head trains and travels. Use on=feature"):
+    with pytest.raises(ConfigError, match=r"parameter of head trains and travels. Use on=feature, or region=extractor, or region=header.$"):
         tiny_federation([Constraint(on="parameter"), Per()])
+    with pytest.raises(ConfigError, match=r"no parameter of head trains and travels. Use on=feature.$"):
+        tiny_federation([Constraint(on="parameter"), Local()])
+    with pytest.raises(ConfigError, match=r"has on=parameter, and no parameter trains and travels. Use on=feature.$"):
+        tiny_federation([Constraint(on="parameter", region="all"), Local()])
     tiny_federation([Constraint(on="parameter", region="extractor"), Per()])
     tiny_federation([Constraint(), Per()])

@@ -87,6 +87,15 @@ def test_options_in_brackets_and_from_settings():
     assert named("fedprox(mu=0.3)", {"prox.mu": 0.4})["prox"].mu == 0.4          # the command line has the last word
 
 
+def test_brackets_have_the_last_word_over_the_preset_they_stand_behind():
+    """FedMix's refusals advise form=naive: typed behind its name, too."""
+    assert named("fedmix(form=naive)") == named("naivemix") == named("fedmix", {"mix.form": "naive"})
+    parse_stack("fedmix(form=naive)+fedsam").method()
+    assert named("naivemix+fedmix(form=naive)") == named("fedmix(form=naive)+naivemix") == named("naivemix")
+    with pytest.raises(ConfigError, match=r"mix\.form is set twice"):
+        parse_stack("fedmix+mix(form=naive)")
+
+
 def test_presets_forward_their_options():
     assert named("dbe", {"dbe.kappa": 5})["mr"].kappa == 5
     assert named("scaffold+dbe(kappa=7, mu=0.5)")["mr"].kappa == 7

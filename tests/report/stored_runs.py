@@ -34,7 +34,7 @@ def write_run(top: Path, method: str = "fedavg", seed: int = 0, rounds: int = 5,
     """One run whose accuracy rises to `level`."""
     config = RunConfig.make({"method": method, "data": "digits", "split": split, "clients": clients, "seed": seed, "rounds": rounds,
                              **settings})
-    settled = dataclasses.replace(config.policy, weights="samples", layout="contiguous")
+    settled = dataclasses.replace(config.policy, weights=settings.get("weights", "samples"), layout="contiguous")
     known, own = _about(split, clients, seed)
     names = names or own
     path = top / (folder or f"{re.sub('[^a-z]', '-', method)}-seed{seed}-{config.digest()}")

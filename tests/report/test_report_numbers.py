@@ -110,6 +110,17 @@ def test_table_has_spread_and_paired_difference(tmp_path):
         results_tables(gather([tmp_path]).groups, "scafold")
 
 
+def test_table_says_who_weighs_clients_otherwise(tmp_path):
+    """Clients alone average nothing, under whatever label they stand."""
+    write_run(tmp_path, "local")
+    write_run(tmp_path, "local", lr=0.5)
+    write_run(tmp_path, "scaffold", weights="uniform")
+    said = lambda: [n.partition(";")[0] for t in results_tables(gather([tmp_path]).groups) for n in t.notes if n.startswith("Averages")]
+    assert said() == []
+    write_run(tmp_path, "fedavg")
+    assert said() == ["Averages: every client weighs the same in scaffold, by its samples in fedavg"]
+
+
 def test_runs_on_other_data_get_a_table_of_their_own(tmp_path):
     write_run(tmp_path, "fedavg", 0)
     write_run(tmp_path, "scaffold", 0)

@@ -212,15 +212,18 @@ def test_a_failed_run_is_said_in_its_row_and_the_rest_goes_on(tmp_path: Path, fi
 
 
 @pytest.mark.parametrize(("weights", "said"), [
-    ({"fedavg": "samples", "scaffold": "uniform", "feddyn": "uniform"}, ["scaffold, feddyn"]),
+    ({"fedavg": "samples", "scaffold": "uniform", "feddyn": "uniform"}, ["scaffold, feddyn, by its samples in fedavg"]),
     ({"fedavg": "samples", "fedprox": "samples"}, []),
     ({"scaffold": "uniform", "feddyn": "uniform"}, []),
-    ({"local": "samples", "scaffold": "uniform"}, []),                        # nothing is averaged in local
+    ({"local": "samples", "local+sam": "samples", "union": "samples", "scaffold": "uniform"}, []),      # nothing is averaged
+    ({"fedfomo": "samples", "apple": "samples", "groupdro": "uniform", "fedavg": "samples"}, []),       # weights of their own
+    ({"gone.py:Gone": "samples", "scaffold": "uniform"}, []),                                           # who knows
+    ({"gone.py:Gone": "uniform", "scaffold": "uniform", "fedavg": "samples"}, ["scaffold, by its samples in fedavg"]),
 ])
 def test_who_weighs_clients_otherwise_is_said(weights: dict[str, str], said: list[str]) -> None:
-    documents = {(m, 0): {"config": {"weights": w}, "data": {"hash": "a"}, "records": []} for m, w in weights.items()}
+    documents = {(m, 0): {"config": {"method": m, "weights": w}, "data": {"hash": "a"}, "records": []} for m, w in weights.items()}
     notes = Comparison(list(weights), [0], documents, {}, next(iter(weights))).notes()
-    assert [n.partition(", by its samples in the others; ")[0] for n in notes if n.startswith("Averages")] == [
+    assert [n.partition(";")[0] for n in notes if n.startswith("Averages")] == [
         f"Averages: every client weighs the same in {names}" for names in said]
 
 

@@ -153,8 +153,11 @@ def test_refusals(trained, tmp_path):
     with pytest.raises(ConfigError, match="train"):
         onboard(at, SOURCE, train=0)
     np.savez(tmp_path / "few.npz", x=np.zeros((8, 6), np.float32), y=np.arange(8) % 3)
-    with pytest.raises(DataError, match="batch of 10"):
-        onboard(at, f"arrays(path='{tmp_path / 'few.npz'}', classes=3)")
+    few = f"arrays(path='{tmp_path / 'few.npz'}', classes=3)"
+    with pytest.raises(DataError, match=r"new client has 6 samples to train on, fewer than a batch of 10.*larger --train"):
+        onboard(at, few)
+    with pytest.raises(DataError, match="new client has 5 samples to train on, fewer than a batch of 10"):
+        onboard(trained("fedfomo"), few)                                      # which holds a fifth of six back
     np.savez(tmp_path / "more.npz", x=np.zeros((40, 6), np.float32), y=np.arange(40) % 5)
     with pytest.raises(DataError, match="classes that the run does not know: 3, 4"):
         onboard(at, f"arrays(path='{tmp_path / 'more.npz'}')")

@@ -40,9 +40,12 @@ class Constraint(Part):
         return (layout.extracted, layout.features)
 
     def require(self, spec: Spec) -> str | None:
-        if self.on == "parameter" and not any(spec.layout.region(k) in self.regions for k in spec.trained):
-            return f"has on=parameter, and no parameter of {self.region} trains and travels. Use on=feature, or another region."
-        return None
+        there = {spec.layout.region(k) for k in spec.trained}
+        if self.on == "feature" or there.intersection(self.regions):
+            return None
+        nothing = "no parameter" if self.region == "all" else f"no parameter of {self.region}"
+        others = "".join(f", or region={r}" for r in _REGIONS if r in there)
+        return f"has on=parameter, and {nothing} trains and travels. Use on=feature{others}."
 
     def loss(self, v: StepView) -> Any:
         if self.on == "parameter":

@@ -98,7 +98,8 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
             for part in PRESETS[name].parts:
                 classes[part] = find_part(part)
                 for option, value in PRESETS[name].settings.get(part, {}).items():
-                    assign(part, option, value, f"the preset {name}")
+                    if option not in inline:                            # brackets have the last word over the name before them
+                        assign(part, option, value, f"the preset {name}")
         elif ":" not in name and name not in installed_parts():
             raise unknown("method", name, [*PRESETS, *installed_parts()])
         else:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, ConsilienceError, unknown
+from ..parts.stack import parse_stack
 from ..report.tables import Table
 from .files import write_bytes, write_json
 from .result import headline
@@ -41,6 +42,16 @@ def chosen_rounds(records: Sequence[dict[str, Any]], score: str) -> list[dict[st
     judged = [(v, r) for r in scored if (v := judge(r).get("accuracy")) is not None]
     ranked = [r for _, r in sorted(judged, key=lambda pair: (-pair[0], pair[1]["round"]))]
     return ranked[: 5 if score == "mean_of_best_five" else 1]
+
+
+def _weights(config: Mapping[str, Any]) -> str | None:
+    """How a run's average weighs clients by its settings; None where they decide nothing, or where that is not known."""
+    try:
+        method = parse_stack(config["method"], config.get("settings")).method()
+    except (KeyError, ConsilienceError):                # of another version, or a part of the user's own that is not here
+        return None
+    apart = any(part.pools or "no global model" in part.traits for part in method.parts)
+    return None if apart or method.using("weights") else config.get("weights")
 
 
 @dataclass
@@ -124,12 +135,12 @@ class Comparison:
         return out + self.failed()
 
     def _averages(self) -> list[str]:
-        """Whose averages weigh clients otherwise than the others': methods bring their papers' weights along."""
-        weights = {m: doc.get("config", {}).get("weights") for (m, _), doc in self.documents.items() if m != "local"}
-        uniform = [m for m in self.methods if weights.get(m) == "uniform"]
-        if {*weights.values()} != {"samples", "uniform"}:                # alike, or of another version and not said
+        """Whose averages weigh clients otherwise than others': methods bring their papers' weights along."""
+        weights = {m: _weights(doc.get("config", {})) for (m, _), doc in self.documents.items()}
+        uniform, samples = (", ".join(m for m in self.methods if weights.get(m) == how) for how in ("uniform", "samples"))
+        if not uniform or not samples:
             return []
-        return [f"Averages: every client weighs the same in {', '.join(uniform)}, by its samples in the others; -o weights=samples or "
+        return [f"Averages: every client weighs the same in {uniform}, by its samples in {samples}; -o weights=samples or "
                 "-o weights=uniform makes them alike."]
 
     def failed(self) -> list[str]:

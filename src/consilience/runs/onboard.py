@@ -54,17 +54,24 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
     seed = run.config.policy.seed
     order = rng.permutation(rng.key(seed, "onboard", "parts"), len(labels))
     mine, _, held = cut(order, train, 0.0)
+    _refuse_too_few(run.federation, len(mine))
     fed, number = _federation(run, dataset.x, labels, mine, epochs, lr)
     state, start, said = _beginning(run, fed, number)
     before = Served(fed, number, state, start, fed.personal, NEW)
-    if not fed.samples.schedule(number, fed.phases):
-        few, _ = fed.samples.too_few
-        raise DataError(f"The new client has {len(mine)} training samples, fewer than {few}: it can make no step.")
     after, rule = _train(fed, number, state, start, epochs)
     report = {"method": fed_name(run), "which": which, "round": run.federation.round_number, "source": source, "epochs": epochs,
               "lr": fed.policy.lr, "samples": {"train": len(mine), "held_out": len(held)}, "start": said, "rule": rule,
               "before": _score(before, held), "after": _score(after, held), "measured": {"folder": str(path)}}
     return Onboarded(run, after, report)
+
+
+def _refuse_too_few(fed: Federation, samples: int) -> None:
+    """A federation of this client alone would speak of the run's batch and split, which are settled."""
+    samples -= int(samples * fed.samples.rows.share)              # what parts hold back
+    if not fed.samples.steps_for(samples, fed.phases):
+        few, _ = fed.samples.too_few
+        raise DataError(f"The new client has {samples} sample{'s' if samples != 1 else ''} to train on, fewer than {few}: it can make no "
+                        "step. Give it more samples, or a larger --train.")
 
 
 def _federation(run: OpenedRun, x: Tensor, y: Tensor, rows: Tensor, epochs: int, lr: float | None) -> tuple[Federation, int]:
