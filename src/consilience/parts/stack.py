@@ -95,10 +95,11 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
         names.append(name)
         if name in PRESETS:
             presets[name] = PRESETS[name]
+            chosen = {target for option in inline for target in forwarded(PRESETS[name], option)}
             for part in PRESETS[name].parts:
                 classes[part] = find_part(part)
                 for option, value in PRESETS[name].settings.get(part, {}).items():
-                    if option not in inline:                            # brackets have the last word over the name before them
+                    if f"{part}.{option}" not in chosen:                # brackets have the last word over the name before them
                         assign(part, option, value, f"the preset {name}")
         elif ":" not in name and name not in installed_parts():
             raise unknown("method", name, [*PRESETS, *installed_parts()])
