@@ -1,22 +1,50 @@
-"""How a run goes on, shown on standard error: a bar, the latest scores, warnings."""
+"""How a run goes on, shown on standard error: a bar, or lines in a log; the latest scores, warnings."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..core.federation import Federation
 from .result import headline
 from .run import Listener
 
+EVERY = 30.0                   # seconds between two lines of a log
+
 
 def progress_bar() -> Progress:
-    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                    TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False),
-                    console=Console(stderr=True, highlight=False), transient=False)
+    console = Console(stderr=True, highlight=False)
+    kind = Progress if console.is_terminal or console.is_jupyter else _Lines
+    return kind(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console, transient=False)
+
+
+class _Lines(Progress):
+    """Where a bar cannot be drawn over itself, as in the log of a batch job: a line now and then, and the bar at the end."""
+
+    _told: float | None = None
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        now = self.get_time()
+        if self._told is None:
+            self._told = now
+        if now - self._told >= EVERY:
+            self._told = now
+            for task in self.tasks:
+                if not task.finished:
+                    self.console.print(_line(task), markup=False, soft_wrap=True)
+
+
+def _line(task: Task) -> str:
+    of = "" if task.total is None else f" · {task.completed:.0f} of {task.total:.0f}"
+    left = "" if task.time_remaining is None else f", {timedelta(seconds=int(task.time_remaining))} to go"
+    note = f" · {task.fields['note']}" if task.fields.get("note") else ""
+    return f"{task.description}{of} after {timedelta(seconds=int(task.elapsed or 0))}{left}{note}"
 
 
 class RunProgress(Listener):
