@@ -142,6 +142,7 @@ def test_every_forwarded_option_exists(preset):
     ("", {}, "names joined by '\\+'"),
     ("moon+", {}, "names joined by '\\+'"),
     ("moon++dbe", {}, "names joined by '\\+'"),
+    ("fedavg,dbe", {}, "stand apart, as in fedavg dbe"),
     ("fedprox(0.1)", {}, "need names"),
     ("fed prox", {}, "must be written name"),
     ("./nowhere.py:Mine", {}, "There is no file './nowhere.py'"),

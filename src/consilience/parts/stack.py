@@ -55,6 +55,9 @@ def read_token(token: str) -> tuple[str, dict[str, Any]]:
     else:
         if token.endswith(".py"):
             raise ConfigError(f"A part from a file is written with its class, as in {token}:Mine. Got {token!r} instead.")
+        if "," in token.partition("(")[0]:
+            raise ConfigError("Parts of a method are joined by '+', as in scaffold+dbe, and the methods of a comparison stand apart, as in "
+                              f"fedavg dbe. Got {token!r} instead.")
         place, call = "", token
     name, inline = parse_call(call, "A method")
     return place + colon + name, inline
