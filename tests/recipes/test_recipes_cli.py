@@ -103,6 +103,14 @@ def test_a_recipe_named_twice_is_written_and_printed_once(run, tiny, tmp_path):
     assert f"{asked[0].rpartition('/')[2]} {asked[1].rpartition('/')[2]}" in document["command"]
 
 
+def test_two_files_of_one_name_are_not_written_over_each_other(run, tiny, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / tiny.name
+    other.write_text(TINY, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"Two recipes are named 'tiny\.toml'"):
+        run("reproduce", str(tiny), str(other), "--seeds", "1", "--report-only")
+
+
 def test_failures_end_with_three(run, tiny):
     tiny.write_text(TINY.replace("clients = 4", "clients = 1").replace('method = "fedavg+dbe"', 'method = "fedfomo"')
                     .replace('settings = { "mr.kappa" = 5.0 }', ""), encoding="utf-8")
