@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import typer
@@ -146,3 +147,11 @@ def test_the_score_of_clients_held_out_is_printed(cli, tmp_path):
     own = held["per_client"]
     each = f"(client1 {own['client1']:.3f}, client3 {own['client3']:.3f})"
     assert f"Clients held out, last round: {held['accuracy']:.3f} with the global model {each}." in said.out
+
+
+def test_without_flower_a_federation_can_be_read_about_and_not_run(cli, monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+    monkeypatch.setattr("consilience.federation.version", absent)
+    assert "Admit sites' keys" in cli("federation", "admit", "--help").out
+    assert "pip install 'consilience[flower]'" in cli("federation", "key", "k", code=2).err

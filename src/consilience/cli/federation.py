@@ -6,17 +6,31 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from ..errors import ConfigError
+from ..federation import require_flower
 from ..options import coerce
 from ..runs.config import parse_set
 from .federation_keys import admit, admit_key, dismiss
 from .federation_study import demo, study
 from .output import AsJson, err, out, print_json, warn
 
-app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: sites that keep their data.")
+
+class _NeedsFlower(TyperGroup):
+    """Commands that say so before they do anything where Flower is not installed. Their help can be read all the same."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if "--help" not in rest:
+            require_flower()
+        return name, command, rest
+
+
+app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: sites that keep their data.", cls=_NeedsFlower)
 app.command()(demo)
 app.command()(study)
 
@@ -25,12 +39,6 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS and no keys. 
 Store = Annotated[Path, typer.Argument(help="The site's folder: its key, its approvals, and what it keeps between rounds.",
                                        show_default=False)]
 AppFolder = Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, or a .fab file.", show_default=False)]
-
-
-@app.callback()
-def _options() -> None:
-    from ..federation import require_flower
-    require_flower()
 
 
 @app.command()

@@ -104,7 +104,7 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
     selections: dict[str, list[Selection]] = {}
     for name, own_rows, own_columns in parsed:
         selections.setdefault(name, []).append((own_rows or rows, own_columns or columns))
-    pieces = []
+    pieces: list[Piece] = []
     for name, ((first_rows, first_columns), *beside) in selections.items():
         recipe = load_recipe(name)
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
