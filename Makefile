@@ -1,12 +1,13 @@
 # Two commands do everything: `make demo` sets up and runs the main job, `make test` sets up and passes the tests.
 PYTHON ?= python3
 VENV := .venv
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 
 KERNELS = tests/core/test_stages.py tests/core/test_bias.py tests/core/test_norms.py tests/core/test_loss_cuda.py tests/core/test_record_cuda.py \
     tests/core/test_usable.py tests/parts/test_ffa_cuda.py tests/parts/test_fused.py tests/data/test_batch_kernels.py
 
-.PHONY: setup demo test test-federation test-kernels lint clean
+.PHONY: setup demo test test-federation test-kernels test-oldest lint clean
 
 setup: $(VENV)/.ready
 
@@ -35,5 +36,14 @@ test-kernels: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -rs -m 'gpu or not gpu' $(KERNELS)
 	COMPILE_KERNELS_FOR=80,90 PYTHONPATH=tests $(BIN)/python -m pytest -n auto -p kernels_compiled -m 'gpu or not gpu' $(KERNELS)
 
+# The fast suite with the oldest versions that the package admits. PyPI's builds of that PyTorch are for CUDA: gigabytes.
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest -n auto
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache
