@@ -171,6 +171,17 @@ def test_the_mean_over_owners_by_hand() -> None:
         assert new["seen"].tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
+def test_a_weight_that_is_noise_alone_makes_no_prototype() -> None:
+    """Differential privacy adds noise to sums and weights: 0.02 owners of class 1 would make (0.3, −0.4) a prototype of (15, −20).
+    2.1 owners of class 0 are owners: (4.2, 0) / 2.1 = (2, 0).
+    """
+    shared = {"proto": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "seen": torch.tensor([1.0, 0.0])}
+    reduced = {"proto": torch.tensor([[4.2, 0.0], [0.3, -0.4]]), "weight": torch.tensor([2.1, 0.02])}
+    new, _ = Proto().server(SimpleNamespace(shared=shared, reduced=reduced, server={}))       # type: ignore[arg-type]
+    torch.testing.assert_close(new["proto"], torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    assert new["seen"].tolist() == [1.0, 0.0]
+
+
 def test_a_class_that_leaves_keeps_its_prototype_and_a_late_client_finds_it(open_round: Any) -> None:
     p = tiny_population()
     y = p.y.clone()

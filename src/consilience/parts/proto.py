@@ -88,6 +88,6 @@ class Proto(Part):
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         weight = s.reduced["weight"]
-        there = weight > 0
+        there = weight >= 0.5                                # less is noise, of which a mean would be made by dividing by next to nothing
         mean = s.reduced["proto"] / torch.where(there, weight, 1.0)[:, None]
         return {"proto": torch.where(there[:, None], mean, s.shared["proto"]), "seen": s.shared["seen"].maximum(there.to(weight.dtype))}, {}
