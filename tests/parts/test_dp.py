@@ -33,6 +33,24 @@ def send(part: Dp, change: dict[str, Any], uploads: dict[str, Any] | None = None
     return part.release(c, uploads or {}, model)
 
 
+def test_noise_that_drowns_the_changes_is_warned_of() -> None:
+    """z·√D/m with D = 40,000 numbers: z = 1 and 40 clients give 200/40 = 5, the bound; 41 less. With place=local √m is in place of m:
+    200/√1600 = 5. Numbers that do not travel get no noise.
+    """
+    def told(part: Dp, clients: int) -> str | None:
+        spec = SimpleNamespace(policy=SimpleNamespace(cohort_size=lambda population: clients), population=2000, trained=("a", "b"),
+                               model={"params": {"a": torch.zeros(100, 300), "b": torch.zeros(10000), "mine": torch.zeros(10**6)}})
+        return part.caution(spec)                                   # type: ignore[arg-type]
+    said = told(Dp(), 40)
+    assert said is not None
+    assert said.startswith("adds noise 5 times as long as the change it hides can be, with 40 clients in a round and 40,000 numbers")
+    assert told(Dp(), 41) is None
+    assert told(Dp(noise=0.5), 20)
+    assert told(Dp(noise=0.0), 1) is None
+    assert told(Dp(place="local"), 1600)
+    assert told(Dp(place="local"), 1601) is None
+
+
 # ---- clipping ------------------------------------------------------------------------------------------------------
 
 def test_the_clip_factor() -> None:

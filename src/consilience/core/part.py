@@ -134,6 +134,10 @@ class Part:
         """Hooks that have nothing to do with its settings, and so are not called: `prepare` alone would send every client the model."""
         return frozenset()
 
+    def caution(self, spec: Spec) -> str | None:
+        """What a user should know before the first round, as the rest of a sentence that begins with the part's name."""
+        return None
+
     @property
     def begins(self) -> int:
         """The first round in which it acts; a run that ends before is warned of."""

@@ -20,6 +20,7 @@ from ..privacy.noise import secret_normal
 from ..tree import Tree
 
 SINGLE = ("stack", "concat")                  # reductions that show the server single clients' uploads
+DROWNED = 5.0            # noise that is longer than the change by this factor is warned of
 _ROUNDING = 1 - 1e-6                          # keeps the norm in float32 arithmetic below the bound
 
 
@@ -87,6 +88,13 @@ class Dp(Part):
         if not accountant.installed():
             return "counts ε with the package dp-accounting, which is not installed: pip install 'consilience[privacy]'."
         return None
+
+    def caution(self, spec: Spec) -> str | None:
+        clients, numbers = spec.policy.cohort_size(spec.population), sum(spec.model["params"][k].numel() for k in spec.trained)
+        times = self.noise * (numbers / clients ** (1 if self.place == "local" else 2)) ** 0.5       # changes do not grow with the model
+        return None if times < DROWNED else (
+            f"adds noise {times:.0f} times as long as the change it hides can be, with {clients} clients in a round and {numbers:,} "
+            "numbers in the model. Models rarely learn from that. Use more clients in a round, a smaller model, or less noise.")
 
     def share(self, key: str, spec: Spec) -> bool:
         return not self.noise or key not in spec.model["buffers"]        # noise on variances and counters would be nonsense
