@@ -38,13 +38,13 @@ sys.modules["consilience.runs.run"].estimate = heard
 before = held("VmRSS")
 class Ear(Listener):
     def __init__(self):
-        self.most = 0
+        self.most = self.private = 0
     def round_done(self, record):
-        self.most = max(self.most, held("VmRSS"))
+        self.most, self.private = max(self.most, held("VmRSS")), max(self.private, held("RssAnon"))
 ear = Ear()
 settings = json.loads(sys.argv[1])
 result = consilience.run("scaffold", f"arrays(path={sys.argv[2]!r})", out=sys.argv[3], listener=ear, **settings)
-print(json.dumps({"before": before, "after": ear.most, "told": told, "store": result.measured["store"]}))
+print(json.dumps({"before": before, "after": ear.most, "private": ear.private, "told": told, "store": result.measured["store"]}))
 """
 
 
@@ -80,7 +80,8 @@ def test_memory_and_disk_are_what_was_estimated(data, tmp_path):
     grown = said["after"] - said["before"]
     # a round's clients hold 20 models, variates, uploads and copies: 50 MiB; the C library keeps up to 150 MiB of what was freed
     assert grown < 280 * 2**20, grown / 2**20
-    assert told["memory_bytes"] / 2 < said["after"] < told["memory_bytes"] * 1.5
+    # libraries' files, 90 MiB or 400 with the build of PyTorch, are shared between processes and can be dropped
+    assert told["memory_bytes"] / 2 < said["private"] < told["memory_bytes"] * 1.5
     used = sum(p.stat().st_size for p in (tmp_path / "r").rglob("*") if p.is_file())
     assert told["disk_bytes"] / 2.5 < used < told["disk_bytes"] * 1.2
     states = (tmp_path / "r" / "states" / "states.bin").stat().st_size

@@ -21,7 +21,7 @@ from .hardware import available_memory, free_disk
 from .rehearse import who_trains, work_of
 from .store import DiskStore
 
-PROCESS = (500 if torch.version.cuda or torch.version.hip else 300) * 2**20         # a Python process with PyTorch imported
+PROCESS = (400 if torch.version.cuda or torch.version.hip else 300) * 2**20   # a process with PyTorch; its libraries' files not counted
 CHECKPOINTS = 2                 # kept at a time
 STATES_SHARE = 0.25             # of the free memory that clients' states may fill before they go to disk,
 STATES_ROUNDS = 10              # the rounds whose clients' states may stay in memory,
