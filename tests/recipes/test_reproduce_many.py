@@ -120,6 +120,30 @@ def test_a_cut_off_run_is_told_as_such_and_goes_on_to_the_same_end(whole, tmp_pa
     assert entry(after, "dbe", "accuracy").values == entry(undisturbed, "dbe", "accuracy").values
 
 
+def test_what_later_rounds_cannot_change_counts_although_the_run_was_cut_off(whole, tmp_path):
+    """The first round at a threshold and the score of a named round are final; a best or last round is not, nor a threshold not met."""
+    folder = shutil.copytree(whole[2], tmp_path / "out")
+    for done in (folder / "runs").glob("*/done"):
+        done.unlink()
+    recipe = load_tiny(tmp_path, TINY.replace("[rows.fedavg]", """
+[columns.soon]
+unit = ""
+score = { reach = 0.01 }
+[columns.never]
+unit = ""
+score = { reach = 1.0 }
+[columns.first]
+score = { select = 2 }
+[rows.fedavg]"""))
+    cut = collect(recipe, folder / "runs", Order((), (), 1, 0.5))
+    soon, never, first, best = (entry(cut, "dbe", column) for column in ("soon", "never", "first", "accuracy"))
+    assert (soon.values, soon.state, soon.partial) == ({0: 1.0}, "", {})
+    assert (never.values, never.state, never.partial) == ({}, "round 2 of 2", {})
+    assert first.values == {0: pytest.approx(100 * first.runs[0].records[-2]["personalised"]["accuracy"])}      # half of round 2
+    assert (best.values, best.state) == ({}, "round 2 of 2")
+    assert best.partial[0] > 0
+
+
 def test_what_is_there_is_written_down_before_the_next_run_ends(whole, tmp_path):
     """Whatever stops the second run finds the first in the table."""
     recipe, _, _ = whole

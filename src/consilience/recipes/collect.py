@@ -78,19 +78,18 @@ class _Collection:
             return
         entry.unavailable = None                       # it was run where the data are
         entry.runs[seed] = run
-        if run.stopped is None:
-            last = run.records[-1]["round"] if run.records else 0
-            entry.states[seed] = f"round {last} of {values['rounds']}"
-        else:
-            entry.states[seed] = "done"
-        if folder.name in self.failures:
-            entry.states[seed] = f"failed: {self.failures[folder.name]}"
+        last = run.records[-1]["round"] if run.records else 0
+        entry.states[seed] = f"round {last} of {values['rounds']}" if run.stopped is None else "done"
         try:
             value = self.number(entry.cell, entry.cell.score, seed, run)
             if value is None and run.stopped is not None:
                 self.unmeasured(entry, seed, run)
-            if value is not None:
-                (entry.partial if run.stopped is None else entry.values)[seed] = value
+            elif value is not None and (run.stopped is not None or entry.cell.score.settled):
+                entry.values[seed], entry.states[seed] = value, "done"
+            elif value is not None:
+                entry.partial[seed] = value
+            if folder.name in self.failures:
+                entry.states[seed] = f"failed: {self.failures[folder.name]}"
             for title, score in entry.cell.also if run.stopped is not None else ():
                 if (other := self.number(entry.cell, score, seed, run)) is not None:
                     entry.also.setdefault(title, {})[seed] = other
