@@ -221,3 +221,11 @@ def test_numbers_go_by_count_then_by_letter(written):
 def test_characters_have_a_vocabulary(written):
     data = load("davis", "iid", 2, data_dir=written("davis"))
     assert data.description["vocabulary"]["size"] > int(data.x.max())
+
+
+def test_a_federation_is_shown_in_a_line():
+    """What a notebook prints of it: no tensors."""
+    shown = repr(load("digits", "iid", clients=4, hold_out=["client3"], validation=0.1))
+    assert shown.startswith("<FederatedData: digits, 1,797 samples of 1 × 8 × 8, 10 classes; 3 clients by iid")
+    assert ", 1 more held out: " in shown
+    assert [word.split(" ")[1] for word in shown.rpartition(": ")[2].rstrip(">").split(", ")] == ["train", "validation", "test"]

@@ -105,6 +105,16 @@ class FederatedData:
             raise DataError(f"Labels of {self.name!r} must be 0 to {self.classes - 1}. "
                             f"Got {int(self.y.min())} to {int(self.y.max())} instead.")
 
+    def __repr__(self) -> str:
+        """A line in place of the tensors' numbers."""
+        shape = " × ".join(map(str, self.x.shape[1:])) or "one number"
+        parts = [f"{len(t.rows):,} {part}" for part, t in zip(("train", "validation", "test"), self.table.parts) if len(t.rows)]
+        own = f", {len(self.test):,} test samples of no client" if len(self.test) else ""
+        out = f", {len(self.held_out)} more held out" if self.held_out else ""
+        split = f" by {self.description['split']}" if self.description.get("split") else ""
+        return (f"<FederatedData: {self.name}, {len(self.x):,} samples of {shape}, {self.classes} classes; "
+                f"{self.population} clients{split}{out}: {', '.join(parts)}{own}>")
+
     @property
     def population(self) -> int:
         return len(self.clients)
