@@ -104,7 +104,9 @@ def make_measures(names: Sequence[str], options: Mapping[str, Any] | None = None
         name, given = parse_call(text, "A measure") if "(" in text else (text, {})
         if name not in known:
             raise unknown("measure", name, known)
-        values.setdefault(name, {}).update(given)
+        if values.setdefault(name, given) != given:           # results are kept by name
+            raise ConfigError(f"The measure {name!r} is asked for twice with different options. Take one of them after the other, with "
+                              "`consilience measure`.")
     for path, value in (options or {}).items():
         name, _, key = path.partition(".")
         if name not in known:
