@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from dataclasses import replace
 from typing import ClassVar
 
@@ -51,7 +52,8 @@ def test_a_result_shows_itself_in_a_line(tiny):
 
 
 def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(tiny, capsys):
-    quiet = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid")
+    with pytest.warns(consilience.ConsilienceWarning, match="only one client"):
+        quiet = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid")
     assert capsys.readouterr() == ("", "")
     shown = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid", progress=True)
     out, err = capsys.readouterr()
@@ -62,6 +64,23 @@ def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(
     assert [r["losses"] for r in shown.records] == [r["losses"] for r in quiet.records]
     with pytest.raises(ConfigError, match="progress or has a listener of yours, not both"):
         consilience.run("local", **tiny, progress=True, listener=Listener())
+
+
+def test_without_a_display_warnings_are_python_s_own(tiny):
+    """FedFM matches from round 21 on: three rounds of it are FedAvg's, which must not pass unheard."""
+    with pytest.warns(consilience.ConsilienceWarning, match="anchors first acts in round 21, and the run has 3") as heard:
+        consilience.run("fedfm", **tiny)
+    assert [w.filename for w in heard] == [__file__]            # the line that asked for the run, not one of the package
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        consilience.run("fedavg", **tiny)
+        consilience.run("fedfm", **tiny, listener=Listener())       # it has heard them
+
+
+def test_a_run_that_cannot_be_scored_says_so(tiny):
+    with pytest.warns(consilience.ConsilienceWarning, match="no test samples .* so the run gives no accuracy"):
+        result = consilience.run("fedavg", **tiny | {"train": 0.8, "validation": 0.2})
+    assert result.records[-1]["global"]["accuracy"] is None
 
 
 def test_pooled_accuracy_is_the_share_of_right_samples(tiny):

@@ -138,7 +138,7 @@ def _said(y, class_names=(), sizes=None, **settings):
     config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2, **settings})
     y = torch.as_tensor(y)
     x, own = torch.zeros(len(y), 3), torch.arange(len(y)).split(sizes or len(y) // 2)
-    rows = [consilience.data.federated.ClientRows(str(i), own[i], torch.arange(0), torch.arange(0)) for i in (0, 1)]
+    rows = [consilience.data.federated.ClientRows(str(i), own[i], torch.arange(0), own[i]) for i in (0, 1)]
     data = consilience.data.FederatedData("mine", x, y, max(2, int(y.max()) + 1), rows, transform=lambda x, y, key: (x, y),
                                           description={"class_names": list(class_names)})
     return warnings_of(build_federation(config, data), data, config.run.rounds)

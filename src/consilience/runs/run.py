@@ -21,7 +21,7 @@ from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
-from ..errors import ConfigError
+from ..errors import ConfigError, warn_caller
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
@@ -38,6 +38,13 @@ class Listener:
     def round_done(self, record: dict[str, Any]) -> None: ...
     def warned(self, message: str) -> None: ...
     def noted(self, message: str) -> None: ...
+
+
+class Warner(Listener):
+    """For whoever asked for no display: warnings alone, as Python's own. Unheard, FedAvg's numbers could pass for another method's."""
+
+    def warned(self, message: str) -> None:
+        warn_caller(message)
 
 
 def load_data(config: RunConfig) -> FederatedData:
@@ -94,15 +101,16 @@ def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: st
     """Train `method` on `data` and return records and models.
 
     `settings` are the names of `RunConfig` (rounds=, lr=, clients=, split=, seed=, settings={'dbe.kappa': 5}, …). With `out` the
-    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run says nothing
-    unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same.
+    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run prints nothing
+    unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same. Without
+    either, warnings are Python's (`ConsilienceWarning`).
     """
     if progress and listener is not None:
         raise ConfigError("A run shows its progress or has a listener of yours, not both. Leave one out.")
     given = data if isinstance(data, FederatedData) else None
     config = RunConfig.make({**settings, "method": method, "data": given.name if given else data})
     if not progress:
-        return run_config(config, out=out, listener=listener, again=again, data=given)
+        return run_config(config, out=out, listener=listener or Warner(), again=again, data=given)
     from .progress import RunProgress, progress_bar  # a listener, and so imports this module
     with progress_bar() as bar:
         return run_config(config, out=out, listener=RunProgress(bar, config.stack().canonical), again=again, data=given)

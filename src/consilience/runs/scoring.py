@@ -109,6 +109,9 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
         few, cure = fed.samples.too_few
         out.append(f"{len(idle)} of {fed.size} clients have fewer samples than {few} and will never train: {shown}. {cure}")
+    if not len(data.table.test.rows) and not data.held_out and (fed.no_global_model or not len(data.test)):
+        out.append("There are no test samples that a model of this method could be scored on, so the run gives no accuracy. Leave "
+                   "some: train and validation must add up to less than 1, or test=both (or published) takes the published test set.")
     if data.task == "classification":
         seen = torch.zeros(data.classes, dtype=torch.int64)
         for rows in data.table.train.rows.split(2**20):

@@ -25,7 +25,7 @@ from .entries import Entry, make_entries
 from .files import DiskError, disk, read_json, write_json
 from .folder import default_folder, read_records
 from .lock import folder_lock
-from .many import Watcher
+from .many import Warner, Watcher
 from .outside import code_of
 from .run import Listener, run_config
 from .tune import at, space_of, validation_scores, with_validation
@@ -100,7 +100,7 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     folder = Path(out) if out is not None else _default_folder(entry, base, plan)
     with folder_lock(folder):
         _check_plan(folder, plan)
-        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Watcher())
+        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Warner())
     return Sweep(method, folder, plan, trial_list, remarks)
 
 
