@@ -15,7 +15,7 @@ from .. import memory, rng
 from ..core.federation import Federation, RoundReport
 from ..core.population import Population
 from ..core.task import task_named
-from ..data import FederatedData, load
+from ..data import Dataset, FederatedData, load
 from ..engines import Sequential
 from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
@@ -25,6 +25,7 @@ from ..errors import ConfigError, warn_caller
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
+from .given import own_data, own_model
 from .result import Result, headline
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
@@ -47,11 +48,12 @@ class Warner(Listener):
         warn_caller(message)
 
 
-def load_data(config: RunConfig) -> FederatedData:
-    """The data set a configuration names."""
+def load_data(config: RunConfig, source: Dataset | None = None) -> FederatedData:
+    """The data set a configuration names, or the one given, divided as it says."""
     r = config.run
     seed = config.policy.seed if r.data_seed is None else r.data_seed
-    return load(r.data, r.split, r.clients, seed, shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
+    return load(r.data if source is None else source, r.split, r.clients, seed,
+                shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
                 data_dir=r.data_dir, transform=r.transform, split_file=r.split_file, train_fraction=r.train_fraction,
                 hold_out=[int(c) if c.isdigit() else c for c in r.hold_out], map_data=r.map_data)
 
@@ -96,10 +98,12 @@ def build_federation(config: RunConfig, data: FederatedData) -> Federation:
     return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, device)
 
 
-def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: str | Path | None = None,
+def run(method: str = "fedavg", data: str | Dataset | FederatedData = "digits", *, out: str | Path | None = None,
         listener: Listener | None = None, progress: bool = False, again: bool = False, **settings: Any) -> Result:
     """Train `method` on `data` and return records and models.
 
+    `data` is a name, a data set (`from_arrays`), which the settings divide, or one that `load` has divided. `model` is a name, or a class
+    or function that makes the module.
     `settings` are the names of `RunConfig` (rounds=, lr=, clients=, split=, seed=, settings={'dbe.kappa': 5}, …). With `out` the
     run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run prints nothing
     unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same. Without
@@ -107,8 +111,9 @@ def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: st
     """
     if progress and listener is not None:
         raise ConfigError("A run shows its progress or has a listener of yours, not both. Leave one out.")
-    given = data if isinstance(data, FederatedData) else None
-    config = RunConfig.make({**settings, "method": method, "data": given.name if given else data})
+    settings = own_data(data, settings)
+    config = RunConfig.make({**settings, "method": method, "model": own_model(settings.get("model"))})
+    given = load_data(config, data) if isinstance(data, Dataset) else data if isinstance(data, FederatedData) else None
     if not progress:
         return run_config(config, out=out, listener=listener or Warner(), again=again, data=given)
     from .progress import RunProgress, progress_bar  # a listener, and so imports this module
