@@ -37,6 +37,7 @@ class Measure:
     quick: ClassVar[bool] = True                 # seconds at most: measured when no name is given
     resumable: ClassVar[bool] = False            # it keeps what it has found in `Subject.halfway` and goes on from there
     formula: ClassVar[str] = ""
+    judges: ClassVar[bool] = False               # a run can be judged by it: more is better, with "pooled" and "per_client" for each model
 
     def __post_init__(self) -> None:
         check(self, f"the measure {self.name!r}")
