@@ -273,4 +273,4 @@ def test_the_class_that_matters_is_said_and_can_be_chosen():
     assert each.measure(s)["global"]["pooled"] == pytest.approx(sum(f for f in found if f is not None) / sum(f is not None for f in found))
     assert each.measure(s)["global"]["scored"].endswith("mean over the classes that occur")
     (wrong,) = make_measures(["f1(positive=died)"])
-    assert wrong.why_not(s) == "there is no class 'died'. Known: 0, 1, 2."
+    assert wrong.why_not(s) == "there is no class 'died' among 0, 1, 2"

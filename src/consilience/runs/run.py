@@ -22,6 +22,7 @@ from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
 from ..errors import ConfigError, warn_caller
+from ..metrics.criterion import ACCURACY, validation_score
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
@@ -127,7 +128,7 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
 
     At the time `until` (of `time.time`) the run is cut off between two rounds; its folder then holds a checkpoint to go on from.
     """
-    from .measure import check_measures  # measures read runs, and so import this module
+    from .measure import check_criterion, check_measures  # measures read runs, and so import this module
     from .trackers import make_trackers
     data = data or load_data(config)
     folder = RunFolder(out, again=again, spare=config.run.checkpoint_seconds) if out is not None else None
@@ -135,6 +136,7 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
         config = folder.keep_layout(config)
     fed = build_federation(config, data)
     check_measures(fed, data, config.run.measure)
+    check_criterion(fed, data, config.run.criterion)
     result = Result(config.settled(fed.policy), config.stack().canonical,
                     {**data.description, "name": data.name, "classes": data.classes, "clients": data.population,
                      "hash": data.split_hash()}, [], fed, data.table.names)
@@ -189,7 +191,7 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
             folder: RunFolder | None, until: float | None = None) -> None:
-    from .measure import measures_of_round
+    from .measure import criterion_of_round, measures_of_round
     for message in warnings_of(fed, data, config.run.rounds):
         listener.warned(message)
     if (drawn := scored_clients(fed, data, config.run.eval_clients)) is not None:
@@ -213,6 +215,11 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         record = describe_round(report, data.table.names)
         due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
         record |= score_round(fed, data, config.run.eval_clients) if due and report.exchanged else NOT_SCORED
+        if config.run.criterion != ACCURACY and due and report.exchanged:
+            record["criterion"] = criterion_of_round(fed, only(data, drawn), config.run.criterion, drawn)
+            if record["criterion"]["validation"] is None and len(data.table.val.rows) and not any("criterion" in r for r in result.records):
+                listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
+                                "round is chosen by it. Take more validation samples, or another criterion.")
         record["measured"] = {"seconds": time.perf_counter() - start}
         looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
         if config.run.measure and due and looked and report.exchanged:
@@ -256,7 +263,7 @@ class _Patience:
             self.hear(record)
 
     def hear(self, record: dict[str, Any]) -> None:
-        score = (record.get("validation") or {}).get("accuracy")
+        score = validation_score(record)
         if score is not None:
             self.best, self.since = (score, 0) if score > self.best else (self.best, self.since + 1)
 

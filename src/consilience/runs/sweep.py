@@ -18,6 +18,7 @@ from typing import Any
 from .. import rng
 from ..core.federation import Federation
 from ..errors import ConfigError, ConsilienceError, unknown
+from ..metrics.criterion import criterion_of, validation_score
 from ..report.tables import Table
 from .axes import Axis, parse_axis
 from .config import RunConfig
@@ -53,8 +54,8 @@ class Sweep:
         names, best = list(self.plan["over"]), self.best()
         rows = [[str(t["trial"]), *(_short(t["settings"][n]) for n in names), "–" if t["validation"] is None else f"{t['validation']:.3f}",
                  "best" if t is best else "" if t["state"] == "complete" else t["state"]] for t in self.trials]
-        notes = [f"Validation accuracy {OBJECTIVES[self.plan['score']]}, the objective; a pruned trial's is its last. Test scores have "
-                 "no part in a sweep.", *self.remarks]
+        notes = [f"Validation {criterion_of(self.plan['config'])} {OBJECTIVES[self.plan['score']]}, the objective; a pruned trial's is its "
+                 "last. Test scores have no part in a sweep.", *self.remarks]
         if best:
             notes.append(f"Settings of the best: {self.options(best['settings'])}")
         notes += [f"Trial {t['trial']} failed: {t['failure']}" for t in self.trials if t["failure"]]
@@ -239,7 +240,7 @@ class _Ear(Listener):
         self.report(record)
 
     def report(self, record: dict[str, Any]) -> None:
-        score = (record.get("validation") or {}).get("accuracy")
+        score = validation_score(record)
         if self.trial is not None and score is not None:
             self.trial.report(score, record["round"])
             if self.trial.should_prune():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import did_you_mean
+from ...errors import some
 from ...options import option
 from .. import classification
 from ..accuracy import Scores, score_each, score_model
@@ -160,7 +160,7 @@ class _OneClass(_Answered):
     def missing(self, s: Subject) -> str | None:
         names, asked = self._names(s), str(self.positive)
         wrong = self.positive is not None and asked not in names
-        return f"there is no class {asked!r}.{did_you_mean(asked, names)}" if wrong else super().missing(s)
+        return f"there is no class {asked!r} among {some(names)}" if wrong else super().missing(s)
 
     def scorer(self, s: Subject) -> tuple[Callable[[Answers], float | None], str]:
         names = self._names(s)
