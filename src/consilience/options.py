@@ -199,10 +199,10 @@ def _wrong_type(value: Any, hint: Any, what: str) -> ConfigError:
 
 
 class _LowerCaseWords(ast.NodeTransformer):
-    """true, false and none as Python spells them; text in quotes stays as it is."""
+    """true, false and none as Python spells them, other bare words (in a list, as in drop=(sex, ward)) as text."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+        return ast.Constant(_WORDS.get(node.id, node.id))
 
 
 def _quote_keywords(text: str) -> str:

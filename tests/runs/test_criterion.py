@@ -86,6 +86,7 @@ def test_a_comparison_goes_by_it_and_shows_other_measures(tmp_path):
     assert row["gain_over_local"]["difference"] == pytest.approx(sum(v - a for v, a in zip(row["personalised"]["values"], alone)) / 2)
     assert table.notes[0].startswith("Global, personalised and worst client: auroc of the last round")
     assert "personalised auroc minus" in table.notes[1]
+    assert "F1: positive is class 1." in table.notes
 
 
 def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):

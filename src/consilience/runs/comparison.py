@@ -160,11 +160,26 @@ class Comparison:
                        "not corrected for the number of methods.")
         if any(gain and gain["p_value"] is None for row in self.rows() for gain in (row[place] for place in self.bases)):
             out.append("No interval and – for p: one seed, or seeds that all differ by the same, leave nothing to measure a difference by.")
+        out += self._positives()
         out += self._averages()
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
         return out + self.failed()
+
+    def _positives(self) -> list[str]:
+        """Which class a measure of one class against the rest speaks of."""
+        said: dict[str, None] = {}
+        for doc in self.documents.values():
+            for r in doc["records"][-1:]:
+                scores = {name: (r.get("measures") or {}).get(name) for name in self.measures}
+                if self.criterion != ACCURACY:
+                    scores[self.criterion] = r.get("criterion")
+                for name, each in scores.items():
+                    of = (each or {}).get("personalised") or (each or {}).get("global") or {}
+                    if positive := of.get("scored", "").partition("; ")[2]:
+                        said[f"{name[0].upper()}{name[1:]}: {positive}."] = None
+        return list(said)
 
     def _averages(self) -> list[str]:
         """Whose averages weigh clients otherwise than others': methods bring their papers' weights along."""
