@@ -245,3 +245,15 @@ def test_a_list_whose_items_hold_commas_is_json():
     assert coerce("[dose, age]", tuple[str, ...], "x") == ("dose", "age")
     with pytest.raises(ConfigError, match="begins like a list in JSON and is none"):
         coerce('["dose, mg", age]', tuple[str, ...], "x")
+
+
+@pytest.mark.parametrize(("text", "items"), [
+    ("auroc,mdl(steps=500, seeds=2)", ("auroc", "mdl(steps=500, seeds=2)")),
+    ("calibration(bins=5)", ("calibration(bins=5)",)),
+    ("mdl(point='a,b)'), cka", ("mdl(point='a,b)')", "cka")),
+    ("(a, b)", ("a", "b")),
+    ("age (years),patient's dose,sex", ("age (years)", "patient's dose", "sex")),
+    ("low (,high", ("low (", "high")),
+])
+def test_a_comma_in_brackets_belongs_to_its_item(text, items):
+    assert coerce(text, tuple[str, ...], "x") == items

@@ -3,11 +3,11 @@
 from . import cuda_start as cuda_start  # first: any other module may start CUDA
 from . import tree
 from .core.part import Part
-from .errors import ConfigError, ConsilienceError, DataError, NonFiniteError, RefusedCombination
+from .errors import ConfigError, ConsilienceError, ConsilienceWarning, DataError, NonFiniteError, RefusedCombination
 from .options import option
 from .runs import Result, RunConfig, run
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "ConsilienceError", "DataError", "NonFiniteError", "Part", "RefusedCombination", "Result", "RunConfig",
-           "option", "run", "tree"]
+__all__ = ["ConfigError", "ConsilienceError", "ConsilienceWarning", "DataError", "NonFiniteError", "Part", "RefusedCombination", "Result",
+           "RunConfig", "option", "run", "tree"]

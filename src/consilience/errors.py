@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 
 
@@ -28,6 +30,18 @@ class NonFiniteError(ConsilienceError):
     """Training produced infinity or NaN; nothing was aggregated from it."""
 
     exit_code = 3
+
+
+class ConsilienceWarning(UserWarning):
+    """What a user should know of a run that goes on all the same."""
+
+
+def warn_caller(message: str) -> None:
+    """Python's own warning, at the line outside of this package that asked for the work."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ConsilienceWarning, stacklevel=level)
 
 
 def did_you_mean(wrong: str, known: Iterable[str], most: int = 3) -> str:

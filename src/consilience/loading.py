@@ -41,3 +41,9 @@ def load_as(alias: str, path: str, place: str = "") -> ModuleType:
         raise ConfigError(f"The file {place or path!r} cannot be loaded: {type(error).__name__}: {error}{where}") from error
     LOADED[alias] = path
     return module
+
+
+def hint_of_script(place: str) -> str:
+    """What to do where a script's own class is not there: the processes of a comparison do not run the script."""
+    return " Other processes do not see what a script or notebook defines: put it in a file and write './mine.py:Name'." \
+        if place == "__main__" else ""

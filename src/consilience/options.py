@@ -115,10 +115,31 @@ def _type_name(hint: Any) -> str:
     return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets; at every comma where brackets do not close, as in a name that holds one."""
+    out, depth, quote = [""], 0, ""
+    for ch in text:
+        if depth and quote:
+            quote = "" if ch == quote else quote
+        elif depth and ch in "'\"":                      # outside of brackets it is an apostrophe
+            quote = ch
+        else:
+            depth += (ch in "([{") - (ch in ")]}")
+        if ch == "," and not depth:
+            out.append("")
+        else:
+            out[-1] += ch
+    return text.split(",") if depth else out
+
+
 def _items(text: str, what: str) -> list[Any]:
-    """The items of a list as users write it, with commas, or as JSON where items hold commas themselves."""
+    """The items of a list as users write it, with commas, or as JSON where items hold commas themselves. A comma in brackets belongs to its
+    item, as in auroc,mdl(steps=500, seeds=2)."""
     if not text.lstrip().startswith('["'):
-        return [v.strip() for v in text.strip("()[]").split(",") if v.strip()]
+        text = text.strip()
+        if text[:1] + text[-1:] in ("()", "[]") and len(_split(text)) == 1:         # brackets around the whole of it
+            text = text[1:-1]
+        return [v for v in map(str.strip, _split(text)) if v]
     try:
         items: list[Any] = json.loads(text)
     except ValueError as error:
@@ -178,10 +199,10 @@ def _wrong_type(value: Any, hint: Any, what: str) -> ConfigError:
 
 
 class _LowerCaseWords(ast.NodeTransformer):
-    """true, false and none as Python spells them; text in quotes stays as it is."""
+    """true, false and none as Python spells them, other bare words (in a list, as in drop=(sex, ward)) as text."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+        return ast.Constant(_WORDS.get(node.id, node.id))
 
 
 def _quote_keywords(text: str) -> str:

@@ -127,6 +127,7 @@ def test_formats_and_the_list(call, folders):
     (["mdl(n=100000)"], "100000 samples were asked for"),
     (["dice"], "'dice' cannot be taken here: it is defined for masks"),
     (["harmed"], "--reference"),
+    (["auroc", "auroc(rows=train)"], "'auroc' is asked for twice with different options"),
     (["cka(client='nobody')"], "no client 'nobody'"),
     (["accuracy", "--format", "word"], "table format"),
     (["accuracy(rows='global')"], "there is no global test set. Set rows=test"),

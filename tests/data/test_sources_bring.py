@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consilience.data import from_arrays, load
+from consilience.data.dataset import in_columns
 from consilience.data.sources import make
 from consilience.data.sources._bring import numbered
 from consilience.errors import ConfigError, DataError
@@ -161,6 +162,45 @@ def test_a_bare_path_is_told_how_it_can_be_read(tmp_path, monkeypatch):
             make(text)
     (tmp_path / "digits").mkdir()
     assert make("digits").name == "digits"            # a data set's name is not taken for the folder
+
+
+WARDS = "hospital,age,sex,bp,outcome\na,30,M,120,0\na,40,F,,1\na,50,F,130,0\nb,60,M,NA,0\nb,20,,100,1\n"
+
+
+def test_categories_are_features_of_their_own_and_gaps_the_client_s_mean(tmp_path):
+    path = tmp_path / "wards.csv"
+    path.write_text(WARDS)
+    data = make(f'table(path="{path}", label=outcome, client=hospital, categories=sex, missing=mean)').read()
+    assert data.feature_names == ("age", "sex=F", "sex=M", "bp")
+    # bp: a has 120 and 130, so 125 for its gap; b has 100 alone. The last row's sex is missing, and neither
+    assert data.x.tolist() == [[30, 0, 1, 120], [40, 1, 0, 125], [50, 1, 0, 130], [60, 0, 1, 100], [20, 0, 0, 100]]
+    whole = make(f'table(path="{path}", label=outcome, drop=(hospital, sex), missing=mean)').read()
+    assert whole.x[:, 1].tolist() == pytest.approx([120, 350 / 3, 130, 350 / 3, 100])              # nobody owns a row: the mean of all
+
+
+def test_categories_and_gaps_are_not_guessed(tmp_path):
+    path = tmp_path / "wards.csv"
+    path.write_text(WARDS)
+    table = f'table(path="{path}", label=outcome, client=hospital'
+    fails(f"{table})", "Column 'sex'", "'M' in row 1", "categories='sex'")
+    fails(f"{table}, drop=sex)", "Column 'bp'", "'' in row 2", "missing='mean'")
+    fails(f"{table}, categories=sex, drop=bp)", "row 5 has no value of 'sex'")
+    fails(f"{table}, categories=(sex, wing))", "no column 'wing'")
+    path.write_text(WARDS.replace("100", "?"))
+    fails(f"{table}, categories=sex, missing=mean)", "Column 'bp' has no value in any row of 'b'")
+
+
+def test_columns_of_categories_are_found_by_their_values(tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("sex,age,label\nF,30,0\nF,40,1\n")
+    data = make(f'table(path="{path}", categories=sex)').read()
+    agreed = in_columns(data, ("age", "sex=F", "sex=M"), "The data", "the run was trained on")
+    assert agreed.x.tolist() == [[30, 1, 0], [40, 1, 0]]                      # no man among them
+    with pytest.raises(DataError, match=r"have 'sex=F', a value that is not among those the run was trained on: sex=M, sex=W"):
+        in_columns(data, ("age", "sex=M", "sex=W"), "The data", "the run was trained on")
+    plain = make(f'table(path="{path}", drop=sex)').read()
+    with pytest.raises(DataError, match="have no column 'sex=F'"):           # without categories it is a column like any other
+        in_columns(plain, ("age", "sex=F"), "The data", "the run was trained on")
 
 
 def test_table_errors(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consilience import rng
-from consilience.data import _transforms_cuda, geometry, transforms
+from consilience.data import _transforms_cuda, from_arrays, geometry, load, transforms
 from consilience.data.dataset import Dataset
 from consilience.errors import ConfigError
 
@@ -307,3 +307,29 @@ def test_what_the_kernel_does_not_know_is_picked_in_pieces(monkeypatch):
     assert picked("none", y=masks) is None
     assert picked("none", y=torch.arange(80)[::2]) is None
     assert picked("none", rows=torch.arange(8)[None, ::2].expand(2, 4)) is None
+
+
+def test_standardise_is_normalise_by_the_training_samples():
+    # column 0: 1, 3, 5, 7 and column 1: always 2; the rows that train are 0 and 2: mean 3 and 2, deviation 2 and none
+    x = torch.tensor([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0], [7.0, 2.0]])
+    made = transforms.make("standardise", dataset(x, mean=(), std=()), lambda: transforms.mean_and_std(x, torch.tensor([0, 2]), piece=1))
+    assert made.text == "normalise(mean=(3.0, 2.0), std=(2.0, 1.0))"
+    assert made(x, x, None)[0].tolist() == [[-1, 0], [0, 0], [1, 0], [2, 0]]
+    mean, std = transforms.mean_and_std(images(), torch.arange(10))
+    pixels = images()[:10].double() / 255
+    assert mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), rel=1e-5)
+    assert std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), rel=1e-5)
+    with pytest.raises(ConfigError, match="takes its numbers from the training samples"):
+        transforms.make("standardise", dataset(x))
+    with pytest.raises(ConfigError, match=r"holds torch.int64"):
+        transforms.make("standardise", dataset(x.long()), lambda: ((), ()))
+
+
+def test_a_run_s_standardise_leaves_tests_and_clients_held_out_aside():
+    x = torch.arange(80.0).view(40, 2) ** 2
+    mine = from_arrays(x.numpy(), [0, 1] * 20, [i // 10 for i in range(40)])
+    data = load(mine, transform="standardise", hold_out=["3"])
+    rows = torch.cat([c.train for c in data.clients])
+    assert len(rows) == 3 * 7
+    assert data.description["transform"] == transforms.Normalise(*transforms.mean_and_std(x, rows)).text
+    assert data.transform(x[rows], rows, None)[0].mean(0).tolist() == pytest.approx([0, 0], abs=1e-5)

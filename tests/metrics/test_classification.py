@@ -6,10 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
 
 from consilience import rng
-from consilience.metrics.classification import auroc, balanced_accuracy, calibration, class_accuracy
+from consilience.metrics.classification import (
+    auroc,
+    average_precision,
+    balanced_accuracy,
+    calibration,
+    class_accuracy,
+    f1,
+    precision,
+    sensitivity,
+    specificity,
+)
 
 
 def draw(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,3 +66,25 @@ def test_a_sure_and_right_model_is_calibrated():
     p, y = torch.eye(4, dtype=torch.float64), torch.arange(4)
     assert calibration(p, y) == {"ece": 0.0, "mce": 0.0, "confidence": 1.0}
     assert calibration(p, y.flip(0))["ece"] == 1.0                  # sure and wrong
+
+
+@given(st.integers(0, 1000), st.integers(2, 6))
+def test_one_class_against_the_rest_is_scikit_learn_s(seed, classes):
+    p, y = draw(seed, 40, classes)
+    predicted, c = p.argmax(1), seed % classes
+    for ours, theirs in ((sensitivity, recall_score), (precision, precision_score), (f1, f1_score)):
+        assert ours(predicted, y, c) == pytest.approx(theirs(y == c, predicted == c, zero_division=0))
+    assert specificity(predicted, y, c) == pytest.approx(recall_score(y != c, predicted != c))
+    assert average_precision(p, y, c) == pytest.approx(average_precision_score(y == c, p[:, c]))
+
+
+def test_one_class_against_the_rest_by_hand():
+    # positive: samples 0, 1, 2, found: 0 and 1; of the 5 others 1 is taken for positive
+    predicted, y = torch.tensor([1, 1, 0, 1, 0, 0, 0, 0]), torch.tensor([1, 1, 1, 0, 0, 0, 0, 0])
+    assert (sensitivity(predicted, y, 1), specificity(predicted, y, 1)) == pytest.approx((2 / 3, 4 / 5))
+    assert (precision(predicted, y, 1), f1(predicted, y, 1)) == pytest.approx((2 / 3, 4 / 6))
+    nothing = torch.zeros_like(y)
+    assert (sensitivity(nothing, y, 1), specificity(nothing, y, 1), precision(nothing, y, 1), f1(nothing, y, 1)) == (0, 1, 0, 0)
+    assert (sensitivity(predicted, nothing, 1), precision(predicted, nothing, 1), f1(predicted, nothing, 1)) == (None, None, None)
+    assert specificity(predicted, torch.ones_like(y), 1) is None
+    assert average_precision(torch.rand(8, 2), nothing, 1) is None

@@ -259,3 +259,18 @@ def test_harmed_wants_the_same_split():
     assert "no score per client" in make_measures(["harmed"])[0].why_not(s)
     s.reference = Reference("local", 0, "another", s.reference.records)
     assert "divides its data differently" in make_measures(["harmed"])[0].why_not(s)
+
+
+def test_the_class_that_matters_is_said_and_can_be_chosen():
+    s = tiny_subject()                                     # three classes without names
+    (by_class,) = make_measures(["sensitivity(positive=2)"])
+    (each,) = make_measures(["sensitivity"])
+    answers = s.answers("global", "before", "test")
+    found = class_accuracy(answers.predicted, answers.y, 3)
+    scores = by_class.measure(s)["global"]
+    assert scores["pooled"] == pytest.approx(found[2])
+    assert scores["scored"].endswith("; positive is class 2")
+    assert each.measure(s)["global"]["pooled"] == pytest.approx(sum(f for f in found if f is not None) / sum(f is not None for f in found))
+    assert each.measure(s)["global"]["scored"].endswith("mean over the classes that occur")
+    (wrong,) = make_measures(["f1(positive=died)"])
+    assert wrong.why_not(s) == "there is no class 'died' among 0, 1, 2"

@@ -54,6 +54,21 @@ def test_band_is_mean_and_standard_deviation_over_seeds(tmp_path):
     assert mean["y"]["personalised"] == {"mean": [0.6] * 3, "std": [0.14142] * 3}
 
 
+def test_what_runs_were_judged_by_and_measured_is_drawn(tmp_path):
+    def judge(record):
+        own = {"value": record["round"] / 10, "worst": 0.1, "per_client": {"a": 0.1, "b": record["round"] / 5}}
+        record.update(criterion={"measure": "auroc", "global": own, "personalised": own, "validation": None},
+                      measures={"f1": {"global": {"pooled": 0.25}}, "drift": {"whole": {"absolute": 1.0}}})
+    rewrite(write_run(tmp_path, rounds=3), judge)
+    groups = gather([tmp_path]).groups
+    drawn = draw_curves(groups)
+    assert [m["label"] for m in drawn["measures"]][:2] == ["auroc of the clients' models, the criterion", "f1 of the clients' models"]
+    assert drawn["groups"][0]["runs"][0]["y"]["criterion"] == [0.1, 0.2, 0.3]
+    assert drawn["groups"][0]["runs"][0]["y"]["measure:f1"] == [0.25] * 3
+    (clients,) = client_scores(groups)
+    assert (clients["measure"], clients["names"], clients["accuracy"]) == ("auroc", ["a", "b"], [0.1, 0.6])
+
+
 def test_mean_covers_the_rounds_every_seed_has(tmp_path):
     write_run(tmp_path, seed=0, rounds=5)
     short = write_run(tmp_path, seed=1, rounds=5)

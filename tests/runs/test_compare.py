@@ -14,7 +14,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from consilience.cli import train
-from consilience.errors import ConfigError
+from consilience.errors import ConfigError, ConsilienceWarning
 from consilience.runs import many
 from consilience.runs.compare import Watcher, compare
 from consilience.runs.comparison import Comparison, chosen_rounds
@@ -44,6 +44,11 @@ class Counted:
         if self.calls == self.stop_at:
             raise KeyboardInterrupt
         return self.real(config, **rest)
+
+
+def test_from_python_warnings_are_python_s_own(tmp_path):
+    with pytest.warns(ConsilienceWarning, match="fedfm, seed 0: anchors first acts in round 21"):
+        compare(["fedfm"], BASE, [0], out=tmp_path, jobs=1, with_local=False)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,12 +14,13 @@ import pytest
 import torch
 
 import consilience
-from consilience.data import load
+from consilience.data import from_arrays, load
 from consilience.engines.choose import Choice
 from consilience.engines.estimate import steps_per_round
 from consilience.engines.rehearse import rehearse
 from consilience.engines.sequential import Sequential
-from consilience.errors import ConfigError
+from consilience.errors import ConfigError, DataError
+from consilience.runs.reload import open_run
 from consilience.runs.run import Listener
 
 
@@ -51,7 +54,8 @@ def test_a_result_shows_itself_in_a_line(tiny):
 
 
 def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(tiny, capsys):
-    quiet = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid")
+    with pytest.warns(consilience.ConsilienceWarning, match="only one client"):
+        quiet = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid")
     assert capsys.readouterr() == ("", "")
     shown = consilience.run("local", **tiny | {"batch": 1000, "last_batch": "keep", "rounds": 2}, clients=1, split="iid", progress=True)
     out, err = capsys.readouterr()
@@ -62,6 +66,101 @@ def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(
     assert [r["losses"] for r in shown.records] == [r["losses"] for r in quiet.records]
     with pytest.raises(ConfigError, match="progress or has a listener of yours, not both"):
         consilience.run("local", **tiny, progress=True, listener=Listener())
+
+
+class Net(torch.nn.Module):
+    """A model of a user's own, in the file that runs it."""
+
+    def __init__(self, sample, classes):
+        super().__init__()
+        self.body, self.top = torch.nn.Linear(sample[0], 5), torch.nn.Linear(5, classes)
+
+    def forward(self, x):
+        return self.top(torch.relu(self.body(x)))
+
+
+@pytest.fixture
+def mine():
+    x = torch.arange(240.0).view(80, 3).sin()
+    return from_arrays(x.numpy(), (x[:, 0] > 0).long().numpy(), [i % 4 for i in range(80)])
+
+
+def test_arrays_in_memory_are_divided_as_the_run_says(mine):
+    result = consilience.run("fedavg", mine, split="iid", clients=5, validation=0.2, patience=1, rounds=2, batch=4)
+    assert (result.data["split"], len(result.names), result.data["validation"]) == ("iid", 5, 0.2)
+    with pytest.raises(ConfigError, match=r"Got tuple instead. Arrays become data with from_arrays\(x, y\)"):
+        consilience.run("fedavg", (mine.x, mine.y))
+
+
+def test_data_that_are_divided_already_are_not_said_to_be_divided_otherwise(mine):
+    """The settings used to stand in the records though nothing had come of them."""
+    data = load(mine, validation=0.2)
+    for settings in ({"split": "iid"}, {"clients": 7}, {"validation": 0.1}, {"shift": "rotation(step=15)"}, {"data_seed": 3}):
+        with pytest.raises(ConfigError, match="divided already"):
+            consilience.run("fedavg", data, rounds=1, batch=4, **settings)
+    result = consilience.run("fedavg", data, rounds=2, batch=4, clients=4, split="by_group(group=client)", patience=1)
+    assert result.scored[-1]["validation"] is not None
+
+
+def test_a_run_on_data_in_memory_is_opened_with_them(mine, tmp_path):
+    data = load(mine)
+    consilience.run("fedavg", data, rounds=1, batch=4, out=tmp_path / "a")
+    with pytest.raises(DataError, match="was trained on data in memory"):
+        open_run(tmp_path / "a")
+    assert open_run(tmp_path / "a", data=data).federation.round_number == 1
+
+
+def test_a_model_is_named_by_its_class(mine):
+    by_class = consilience.run("fedavg", mine, model=Net, taps="head=top", rounds=1, batch=4)
+    assert by_class.config["model"] == f"{__name__}:Net"
+    named = consilience.run("fedavg", mine, model=f"{__name__}:Net", taps="head=top", rounds=1, batch=4)
+    assert by_class.records[-1]["losses"] == named.records[-1]["losses"]
+    for wrong in (Net((3,), 2), lambda sample, classes: Net(sample, classes)):
+        with pytest.raises(ConfigError, match="initial values are drawn from the run's seed"):
+            consilience.run("fedavg", mine, model=wrong, taps="head=top")
+
+
+def test_code_that_no_file_holds_is_not_kept_in_a_folder(tmp_path):
+    """A notebook's or a session's: an edited class would be answered with the old one's numbers."""
+    code = """
+from dataclasses import dataclass
+import consilience
+
+@dataclass(frozen=True)
+class Mine(consilience.Part):
+    name = "mine"
+    def loss(self, v):
+        return 0.0 * v.features.sum()
+
+settings = dict(data="synthetic(samples=160, classes=3, clients=4, features=6)", rounds=1)
+print(consilience.run("fedavg+__main__:Mine", **settings))
+try:
+    consilience.run("fedavg+__main__:Mine", **settings, out="kept")
+except consilience.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-"], input=code, text=True, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("<Result: __main__:Mine")
+    assert second.startswith("'mine' was typed in a session")
+
+
+def test_without_a_display_warnings_are_python_s_own(tiny):
+    """FedFM matches from round 21 on: three rounds of it are FedAvg's, which must not pass unheard."""
+    with pytest.warns(consilience.ConsilienceWarning, match="anchors first acts in round 21, and the run has 3") as heard:
+        consilience.run("fedfm", **tiny)
+    assert [w.filename for w in heard] == [__file__]            # the line that asked for the run, not one of the package
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        consilience.run("fedavg", **tiny)
+        consilience.run("fedfm", **tiny, listener=Listener())       # it has heard them
+
+
+def test_a_run_that_cannot_be_scored_says_so(tiny):
+    with pytest.warns(consilience.ConsilienceWarning, match="no test samples .* so the run gives no accuracy"):
+        result = consilience.run("fedavg", **tiny | {"train": 0.8, "validation": 0.2})
+    assert result.records[-1]["global"]["accuracy"] is None
 
 
 def test_pooled_accuracy_is_the_share_of_right_samples(tiny):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import consilience
+from consilience.data import from_arrays, load
 from consilience.errors import DataError, NonFiniteError
 from consilience.metrics.accuracy import score_personal
 from consilience.runs import scoring
@@ -138,7 +139,7 @@ def _said(y, class_names=(), sizes=None, **settings):
     config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2, **settings})
     y = torch.as_tensor(y)
     x, own = torch.zeros(len(y), 3), torch.arange(len(y)).split(sizes or len(y) // 2)
-    rows = [consilience.data.federated.ClientRows(str(i), own[i], torch.arange(0), torch.arange(0)) for i in (0, 1)]
+    rows = [consilience.data.federated.ClientRows(str(i), own[i], torch.arange(0), own[i]) for i in (0, 1)]
     data = consilience.data.FederatedData("mine", x, y, max(2, int(y.max()) + 1), rows, transform=lambda x, y, key: (x, y),
                                           description={"class_names": list(class_names)})
     return warnings_of(build_federation(config, data), data, config.run.rounds)
@@ -166,3 +167,13 @@ def test_a_part_that_begins_after_the_last_round_is_warned_of():
     assert "anchors first acts in round 21, and the run has 20" in _said([0, 1] * 4, method="fedfm", rounds=20)[0]
     assert _said([0, 1] * 4, method="fedfm", rounds=21) == []
     assert _said([0, 1] * 4, method="fedfm", rounds=1, settings={"anchors.start": 0}) == []
+
+
+def test_columns_of_very_different_size_are_warned_of():
+    def said(scale, **settings):
+        x = torch.arange(80.0).view(40, 2).sin() * torch.tensor([1.0, scale])
+        data = load(from_arrays(x.numpy(), [0, 1] * 20, [0, 1] * 20), **settings)
+        config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2})
+        return [s.partition(":")[0] for s in warnings_of(build_federation(config, data), data, 3)]
+    assert said(200.0) == ["The features differ in size"]
+    assert said(5.0) == said(200.0, transform="standardise") == []

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
+from ..metrics.criterion import model_score
 from ..report.tables import Table
 from ..runs.compare import SCORES, Comparison, Watcher
 from ..runs.compare import compare as compare_runs
@@ -59,13 +60,15 @@ def _show(result: Result, folder: Path) -> None:
             if key in summary:
                 entry = summary[key]
                 cells = [label, str(entry["round"])]
-                for model, measure in (("global", "accuracy"), ("personalised", "accuracy"), ("personalised", "worst")):
-                    value = (entry[model] or {}).get(measure)
+                for model, measure in (("global", "value"), ("personalised", "value"), ("personalised", "worst")):
+                    value = model_score(entry, model).get(measure)
                     cells.append("–" if value is None else f"{value:.3f}")
                 rows.append(cells)
         title = f"{result.method} on {result.data['name']} ({result.data['split']}, {result.data['clients']} clients)"
         print_table(Table(["", "round", "global", "personalised", "worst client"], rows, title), "text")
         last = result.scored[-1]
+        if by := last.get("criterion"):
+            say(f"Judged by {by['measure']}; {(by['personalised'] or by['global'] or {}).get('scored', 'it was not scored')}.")
         say(f"Global model scored {last['global']['scored']}." if last["global"] else
             f"No global score: {last['no_global_model']}.")
         say(f"Personalised models scored {last['personalised']['scored']}.")
@@ -106,6 +109,8 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
                                                      min=1)] = None,
             on: Annotated[str, typer.Option("--on", help="Where the runs are made: here, in processes of this machine, or ray, on a "
                                             "cluster.")] = "here",
+            per_client: Annotated[bool, typer.Option("--per-client", help="Also a table with a row for every client and a column for every "
+                                                     "method.")] = False,
             no_local: Annotated[bool, typer.Option("--no-local", help="Leave out the row of clients training alone.")] = False,
             again: Again = False, form: Format = "text", as_json: AsJson = False) -> None:
     """Train several methods with several seeds and print one table. An interrupted comparison goes on where it was."""
@@ -124,9 +129,16 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
                                  jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
                                  learning_rates=fixed, save=out_ is not None, on=on)
     if as_json:
-        print_json(comparison.document())
+        print_json(comparison.document() | ({"clients": comparison.client_table().data} if per_client else {}))
     else:
         print_table(comparison.table(), form)
+        if per_client:
+            by_client = comparison.client_table()
+            if by_client.rows:
+                sys.stdout.write("\n")
+                print_table(by_client, form)
+            else:
+                warn(by_client.notes[0])
         if comparison.tuning and form in ("text", "markdown"):
             sys.stdout.write("\n")
             print_table(comparison.tuning.table(), form)

@@ -29,6 +29,7 @@ class Dataset:
     task: str = "classification"
     feature_names: tuple[str, ...] = ()                 # of the numbers of a sample, where they have names, as the columns of a table
     sample_names: tuple[str, ...] = ()                  # of the samples, where they have names, as files
+    categories: tuple[str, ...] = ()                    # columns whose values are features of 0 and 1, named column=value
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -39,9 +40,21 @@ class Dataset:
 
 
 def in_columns(dataset: Dataset, wanted: Sequence[str], whose: str, asked_by: str) -> Dataset:
-    """Samples with these columns, by their names and in this order; others are left out. As they are where one side has no names."""
+    """Samples with these columns, by their names and in this order; others are left out. As they are where one side has no names.
+
+    A value of a category that these samples do not have is a column of zeros; one that is not wanted is refused: it would be none.
+    """
     if not wanted or not dataset.feature_names:
         return dataset
+    of = lambda name: next((c for c in dataset.categories if name.startswith(f"{c}=")), None)
+    agreed = {of(name) for name in wanted} - {None}
+    if strange := [name for name in dataset.feature_names if of(name) in agreed and name not in wanted]:
+        raise DataError(f"{whose} have {some([repr(s) for s in strange])}, a value that is not among those {asked_by}: "
+                        f"{some([name for name in wanted if of(name) == of(strange[0])])}. Change it to one of them, or agree on it.")
+    absent = [name for name in wanted if name not in dataset.feature_names and of(name)]
+    if absent:
+        zeros = dataset.x.new_zeros(len(dataset.x), len(absent))
+        dataset = replace(dataset, x=torch.cat([dataset.x, zeros], 1), feature_names=(*dataset.feature_names, *absent))
     if missing := [name for name in wanted if name not in dataset.feature_names]:
         raise DataError(f"{whose} have no column {some([repr(m) for m in missing])}, which {asked_by}. Its columns: {some(wanted)}.")
     place = [dataset.feature_names.index(name) for name in wanted]

@@ -91,7 +91,9 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
         about["vocabulary"] = {"size": dataset.vocabulary, "padding": PADDING, "tokens": x.shape[1]}
     elif x.dtype == torch.int64 and x.dim() == 2:           # tokens that users numbered themselves
         about["vocabulary"] = {"size": int(x.max()) + 1, "tokens": x.shape[1]}
-    batch = transforms.make(transform or defaults.default_transform or ("normalise" if dataset.mean else "none"), dataset)
+    trained = lambda: transforms.mean_and_std(x, torch.cat([own for i, (name, own) in enumerate(zip(rows.names, rows.train))
+                                                            if name not in hold_out and i not in hold_out]))
+    batch = transforms.make(transform or defaults.default_transform or ("normalise" if dataset.mean else "none"), dataset, trained)
     about["transform"] = batch.text
     about["class_names"] = list(dataset.class_names)
     if memory.file_of(x) is not None:                       # what belongs to the samples must not fill the memory that they leave free

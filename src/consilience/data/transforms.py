@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -307,8 +308,28 @@ NAMED: dict[str, str] = {
 }
 
 
-def make(text: str | None, dataset: Dataset) -> Pipeline:
-    """'crop+flip+normalise', or a paper's name, as a transform for the data set. None: normalise where it has a mean, else none."""
+STANDARDISE = "standardise"               # normalise, by the numbers of the training samples: known once these are
+
+
+def mean_and_std(x: Tensor, rows: Tensor, piece: int = 4096) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per channel, or per column, over these samples as real numbers. A channel that never changes is divided by 1."""
+    total = square = torch.zeros(x.shape[1], dtype=torch.float64)
+    count = 0
+    for own in rows.split(piece):
+        part = as_float(x[own], own, None)[0].double().movedim(1, 0).flatten(1)
+        total, square, count = total + part.sum(1), square + part.square().sum(1), count + part.shape[1]
+    mean = total / max(count, 1)
+    std = (square / max(count, 1) - mean.square()).clamp(min=0).sqrt()
+    flat = std <= 1e-6 * mean.abs()                      # rounding, not spread
+    short = lambda values: tuple(float(f"{v:.7g}") for v in values.tolist())         # written out in records and in a federation's app
+    return short(mean), short(torch.where(flat, 1.0, std))
+
+
+def make(text: str | None, dataset: Dataset, training: Callable[[], tuple[tuple[float, ...], tuple[float, ...]]] | None = None) -> Pipeline:
+    """'crop+flip+normalise', or a paper's name, as a transform for the data set. None: normalise where it has a mean, else none.
+
+    `training` gives mean and deviation of the training samples, for 'standardise'.
+    """
     if text is None:
         text = "normalise" if dataset.mean else "none"
     steps: list[Step] = []
@@ -319,10 +340,18 @@ def make(text: str | None, dataset: Dataset) -> Pipeline:
                 raise ConfigError(f"Transform {name!r} stands for {NAMED[name]!r} and has no settings. "
                                   f"Write that out to change it.")
             steps += make(NAMED[name], dataset).steps
+        elif name == STANDARDISE and not values:
+            if training is None:
+                raise ConfigError("Transform 'standardise' takes its numbers from the training samples of a run. Elsewhere write them out, "
+                                  "normalise(mean=(…), std=(…)): config.json of a run has them.")
+            if dataset.x.dim() < 2 or not (dataset.x.is_floating_point() or dataset.x.dtype == torch.uint8):
+                raise ConfigError(f"Transform 'standardise' needs images or real numbers, but {dataset.name!r} holds {dataset.x.dtype}. "
+                                  "Use 'none'.")
+            steps.append(Normalise(*training()).fitted(dataset))
         elif name in STEPS:
             steps.append(options.build(STEPS[name], values, f"transform {name!r}").fitted(dataset))
         else:
-            raise unknown("transform", name, [*STEPS, *NAMED])
+            raise unknown("transform", name, [*STEPS, STANDARDISE, *NAMED])
     return Pipeline(tuple(steps), dataset.task == "segmentation")
 
 

@@ -1,4 +1,4 @@
-"""Scores of class probabilities: balanced accuracy, area under the ROC curve, calibration."""
+"""Scores of class probabilities: balanced accuracy, areas under curves, one class against the rest, calibration."""
 
 from __future__ import annotations
 
@@ -31,6 +31,41 @@ def auroc(probabilities: Tensor, y: Tensor) -> float | None:
     p, labels = probabilities.double().numpy(), y.numpy()
     areas = [roc_auc_score(labels == c, p[:, c]) for c in np.unique(labels) if (labels != c).any()]
     return float(np.mean(areas)) if areas else None
+
+
+def sensitivity(predicted: Tensor, y: Tensor, positive: int) -> float | None:
+    """Share of the samples of a class that are found (recall). None without such samples."""
+    mine = y == positive
+    return float((predicted[mine] == positive).double().mean()) if mine.any() else None
+
+
+def specificity(predicted: Tensor, y: Tensor, positive: int) -> float | None:
+    """Share of the other classes' samples that are not taken for the class. None without such samples."""
+    others = y != positive
+    return float((predicted[others] != positive).double().mean()) if others.any() else None
+
+
+def precision(predicted: Tensor, y: Tensor, positive: int) -> float | None:
+    """Share of what is taken for the class that belongs to it; 0 where nothing is. None without samples of the class."""
+    if not (y == positive).any():
+        return None
+    taken = predicted == positive
+    return float((y[taken] == positive).double().mean()) if taken.any() else 0.0
+
+
+def f1(predicted: Tensor, y: Tensor, positive: int) -> float | None:
+    """2 TP / (2 TP + FP + FN): the harmonic mean of precision and sensitivity. None without samples of the class."""
+    mine, taken = y == positive, predicted == positive
+    return 2 * int((mine & taken).sum()) / int(mine.sum() + taken.sum()) if mine.any() else None
+
+
+def average_precision(probabilities: Tensor, y: Tensor, positive: int) -> float | None:
+    """Area under the steps of precision over sensitivity, by the class's probability. None without samples on both sides."""
+    mine = y == positive
+    if not mine.any() or mine.all():
+        return None
+    from sklearn.metrics import average_precision_score
+    return float(average_precision_score(mine.numpy(), probabilities[:, positive].double().numpy()))
 
 
 def calibration(probabilities: Tensor, y: Tensor, bins: int = 15) -> dict[str, float | None]:

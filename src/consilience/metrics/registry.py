@@ -37,6 +37,7 @@ class Measure:
     quick: ClassVar[bool] = True                 # seconds at most: measured when no name is given
     resumable: ClassVar[bool] = False            # it keeps what it has found in `Subject.halfway` and goes on from there
     formula: ClassVar[str] = ""
+    judges: ClassVar[bool] = False               # a run can be judged by it: more is better, with "pooled" and "per_client" for each model
 
     def __post_init__(self) -> None:
         check(self, f"the measure {self.name!r}")
@@ -104,7 +105,9 @@ def make_measures(names: Sequence[str], options: Mapping[str, Any] | None = None
         name, given = parse_call(text, "A measure") if "(" in text else (text, {})
         if name not in known:
             raise unknown("measure", name, known)
-        values.setdefault(name, {}).update(given)
+        if values.setdefault(name, given) != given:           # results are kept by name
+            raise ConfigError(f"The measure {name!r} is asked for twice with different options. Take one of them after the other, with "
+                              "`consilience measure`.")
     for path, value in (options or {}).items():
         name, _, key = path.partition(".")
         if name not in known:

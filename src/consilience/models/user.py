@@ -16,7 +16,7 @@ from .. import options
 from ..blame import place_in_users_code
 from ..core.layout import Layout
 from ..errors import ConfigError, unknown
-from ..loading import load_file
+from ..loading import hint_of_script, load_file
 from .architecture import Built, Need, probe_batch
 from .probe import check_layout, describe_points, table_of
 
@@ -99,6 +99,8 @@ def find_callable(where: str, name: str, kind: str = "factory") -> Callable[...,
 
 def _callable_in(module: ModuleType, where: str, name: str, kind: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
+    if not callable(found) and (hint := hint_of_script(where)):
+        raise ConfigError(f"There is no {kind} {name!r} in {where!r}.{hint}")
     if not callable(found):
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise unknown(f"{kind} in {where!r}", name, public)

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from ..core.part import HOOKS, Part
 from ..errors import ConfigError, did_you_mean, unknown
-from ..loading import load_file
+from ..loading import hint_of_script, load_file
 
 ENTRY_POINTS = "consilience.parts"
 _NOT_PARTS = ("registry", "presets", "stack")
@@ -99,7 +99,7 @@ def load_outside(token: str) -> type[Part]:
 def _class_in(module: ModuleType, place: str, name: str) -> type[Part]:
     if not hasattr(module, name):
         parts = [cls.__name__ for cls in _parts_of(module).values()]
-        others = did_you_mean(name, parts) or " Nothing in it is derived from consilience.Part."
+        others = hint_of_script(place) or did_you_mean(name, parts) or " Nothing in it is derived from consilience.Part."
         raise ConfigError(f"{place!r} has no class {name!r}.{others}")
     return check_class(getattr(module, name), f"{place}:{name}")
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..metrics.criterion import model_score, pooled_measure
 from .gather import Group, StoredRun
 
 MOST_POINTS = 400            # more points than a screen has room for are thinned out
 
-# name -> (what is drawn, how it is read from a record)
-_SCORES: tuple[tuple[str, str, Callable[[dict[str, Any]], Any]], ...] = (
+# name, what is drawn, how it is read from a record
+Score = tuple[str, str, Callable[[dict[str, Any]], Any]]
+_SCORES: tuple[Score, ...] = (
     ("personalised", "accuracy of the clients' models", lambda r: _score(r, "personalised", "accuracy")),
     ("global", "accuracy of the global model", lambda r: _score(r, "global", "accuracy")),
     ("mean", "accuracy, mean over clients", lambda r: _score(r, "personalised", "mean")),
@@ -30,17 +32,30 @@ def _score(record: dict[str, Any], model: str, measure: str) -> Any:
     return (record.get(model) or {}).get(measure)
 
 
+def _scores_of(groups: Sequence[Group]) -> list[Score]:
+    """What every run has, and what these runs were told to measure: numbers over all samples of the models that clients are served by."""
+    records = [r for group in groups for run in group.runs for r in run.scored]
+    judged = {r["criterion"]["measure"]: None for r in records if r.get("criterion")}
+    measured = {name: None for r in records for name in r.get("measures") or ()}
+    found: list[Score] = [("criterion", f"{', '.join(judged)} of the clients' models, the criterion",
+                           lambda r: model_score(r, "personalised").get("value") if r.get("criterion") else None)] if judged else []
+    found += [(f"measure:{name}", f"{name} of the clients' models", lambda r, name=name: pooled_measure(r, name))  # type: ignore[misc]
+              for name in measured if name not in judged]
+    return [*found, *_SCORES]
+
+
 def draw_curves(groups: Sequence[Group]) -> dict[str, Any]:
     """What the page needs to draw: measures that some run has, and the curves of every group."""
-    drawn = [(_curves_of(group), group) for group in groups]
-    has = [name for name, _, _ in _SCORES if any(name in run["y"] for c, _ in drawn for run in c["runs"])]
-    return {"measures": [{"name": n, "label": label} for n, label, _ in _SCORES if n in has],
+    scores = _scores_of(groups)
+    drawn = [(_curves_of(group, scores), group) for group in groups]
+    has = [name for name, _, _ in scores if any(name in run["y"] for c, _ in drawn for run in c["runs"])]
+    return {"measures": [{"name": n, "label": label} for n, label, _ in scores if n in has],
             "groups": [c for c, _ in drawn]}
 
 
-def _curves_of(group: Group) -> dict[str, Any]:
+def _curves_of(group: Group, scores: Sequence[Score]) -> dict[str, Any]:
     rounds = _rounds_shown(group.runs)
-    runs = [_curve(run, rounds) for run in group.runs]
+    runs = [_curve(run, rounds, scores) for run in group.runs]
     common = sorted(set.intersection(*(set(r["round"]) for r in runs)))
     return {"label": group.label, "runs": runs, "mean": _mean_curve(runs, common) if len(runs) > 1 and common else None,
             "thinned": len(rounds) < len({r["round"] for run in group.runs for r in run.scored})}
@@ -58,12 +73,12 @@ def _rounds_shown(runs: Sequence[StoredRun]) -> set[int]:
     return picked
 
 
-def _curve(run: StoredRun, rounds: set[int]) -> dict[str, Any]:
+def _curve(run: StoredRun, rounds: set[int], scores: Sequence[Score]) -> dict[str, Any]:
     """One run. Bytes and seconds are sums up to the round, rounds without scores included."""
     sent = list(accumulate(r["bytes_up"] + r["bytes_down"] for r in run.records))
     took = list(accumulate((r.get("measured") or {}).get("seconds", 0.0) for r in run.records))
     shown = [(i, r) for i, r in enumerate(run.records) if r.get("personalised") and r["round"] in rounds]
-    values = {name: [_short(read(r)) for _, r in shown] for name, _, read in _SCORES}
+    values = {name: [_short(read(r)) for _, r in shown] for name, _, read in scores}
     return {"seed": run.seed, "round": [r["round"] for _, r in shown], "bytes": [sent[i] for i, _ in shown],
             "seconds": [_short(took[i]) for i, _ in shown], "y": {k: v for k, v in values.items() if any(x is not None for x in v)}}
 

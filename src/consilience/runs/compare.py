@@ -12,7 +12,7 @@ from .comparison import SCORES, Comparison, check_score
 from .config import RunConfig
 from .entries import Entry, make_entries
 from .lock import make_folder
-from .many import Job, Watcher, folder_in, run_many
+from .many import Job, Warner, Watcher, folder_in, run_many
 from .run import load_data
 from .tune import Tuning, tune_entries, with_validation
 
@@ -32,6 +32,7 @@ def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, ou
     `save` writes comparison.json and comparison.md into `out`. `on` is "here", or "ray" for runs on a cluster.
     """
     check_score(score)
+    watcher = watcher or Warner()
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
         raise ConfigError("A comparison needs at least one seed.")

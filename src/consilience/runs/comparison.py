@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConsilienceError, unknown
+from ..metrics.criterion import ACCURACY, criterion_of, headline, model_score, pooled_measure, validation_score
+from ..metrics.registry import installed_measures
 from ..parts.stack import parse_stack
 from ..report.tables import Table
 from .files import write_bytes, write_json
-from .result import headline
 from .statistics import paired, spread
 
 if TYPE_CHECKING:
     from .tune import Tuning
 
 Row = dict[str, Any]
-COLUMNS = (("global", "global", "accuracy"), ("personalised", "personalised", "accuracy"), ("worst", "personalised", "worst"))
+COLUMNS = (("global", "global", "value"), ("personalised", "personalised", "value"), ("worst", "personalised", "worst"))
 SCORES = {
     "last": "of the last round",
     "best_by_validation": "of the round with the best validation score",
@@ -38,8 +40,8 @@ def chosen_rounds(records: Sequence[dict[str, Any]], score: str) -> list[dict[st
     scored = [r for r in records if r.get("personalised")]
     if score == "last":
         return scored[-1:]
-    judge = (lambda r: r.get("validation") or {}) if score == "best_by_validation" else headline
-    judged = [(v, r) for r in scored if (v := judge(r).get("accuracy")) is not None]
+    judge = validation_score if score == "best_by_validation" else headline
+    judged = [(v, r) for r in scored if (v := judge(r)) is not None]
     ranked = [r for _, r in sorted(judged, key=lambda pair: (-pair[0], pair[1]["round"]))]
     return ranked[: 5 if score == "mean_of_best_five" else 1]
 
@@ -52,6 +54,15 @@ def _weights(config: Mapping[str, Any]) -> str | None:
         return None
     apart = any(part.pools or "no global model" in part.traits for part in method.parts)
     return None if apart or method.using("weights") else config.get("weights")
+
+
+def _summary(values: list[float | None]) -> dict[str, Any] | None:
+    summary = spread(values)
+    return None if summary is None else {"mean": summary.mean, "std": summary.std, "values": values}
+
+
+def _cell(summary: Mapping[str, Any] | None) -> str:
+    return "–" if summary is None else f"{summary['mean']:.3f}" + (f" ± {summary['std']:.3f}" if summary["std"] is not None else "")
 
 
 @dataclass
@@ -88,14 +99,34 @@ class Comparison:
             return {}
         return {"gain": self.reference, **({"gain_over_local": self.local} if self.local else {})}
 
+    @cached_property
+    def criterion(self) -> str:
+        """What all runs were judged by; accuracy, which all have, where they were not judged alike."""
+        found = {criterion_of(doc.get("config", {})) for doc in self.documents.values()}
+        return found.pop() if len(found) == 1 else ACCURACY
+
+    @cached_property
+    def measures(self) -> list[str]:
+        """What the runs measured beside, of those that say more the higher they are."""
+        seen = {name: None for doc in self.documents.values() for r in doc["records"] for name in r.get("measures") or ()}
+        known = installed_measures() if seen else {}
+        return [name for name in seen if name in known and known[name].judges]
+
     def values(self, method: str, model: str, measure: str) -> list[float | None]:
-        """One value per seed."""
+        """One value per seed of what a record says of a model, as in "personalised" and "accuracy"."""
+        return self.read(method, lambda r: (r[model] or {}).get(measure))
+
+    def read(self, method: str, read: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
+        """One value per seed, of what is read from the rounds that count."""
         out: list[float | None] = []
         for seed in self.seeds:
             rounds = chosen_rounds(self.documents.get((method, seed), {}).get("records", []), self.score)
-            known = [v for r in rounds if (v := (r[model] or {}).get(measure)) is not None]
+            known = [v for r in rounds if (v := read(r)) is not None]
             out.append(sum(known) / len(known) if known else None)
         return out
+
+    def _score(self, record: dict[str, Any], model: str) -> dict[str, Any]:
+        return model_score(record if self.criterion != ACCURACY else {**record, "criterion": None}, model)
 
     def rows(self) -> list[Row]:
         return [self._row(method) for method in self.methods]
@@ -103,9 +134,9 @@ class Comparison:
     def _row(self, method: str) -> Row:
         row: Row = {"name": method, "seeds": list(self.seeds), "score": self.score}
         for label, model, measure in COLUMNS:
-            values = self.values(method, model, measure)
-            summary = spread(values)
-            row[label] = None if summary is None else {"mean": summary.mean, "std": summary.std, "values": values}
+            row[label] = _summary(self.read(method, lambda r, of=model, what=measure: self._score(r, of).get(what)))  # type: ignore[misc]
+        if names := self.measures:
+            row["measures"] = {n: _summary(self.read(method, lambda r, what=n: pooled_measure(r, what))) for n in names}  # type: ignore[misc]
         row["gain"] = self._gain(method, self.reference)
         row["gain_over_local"] = self._gain(method, self.local) if self.local else None
         row["tuned"] = self.tuning.chosen(method) if self.tuning else None
@@ -114,25 +145,41 @@ class Comparison:
         return row
 
     def _gain(self, method: str, over: str) -> dict[str, Any] | None:
-        measured = lambda name: self.values(name, "personalised", "accuracy")
+        measured = lambda name: self.read(name, lambda r: self._score(r, "personalised").get("value"))
         gain = paired(measured(method), measured(over)) if method != over else None
         return None if gain is None else gain.as_dict() | {"over": over}
 
     def notes(self) -> list[str]:
         n = len(self.seeds)
         over = " and ".join(f"{name}'s" for name in self.bases.values())
-        out = [f"Accuracies {SCORES[self.score]}, on the clients' test samples, mean ± standard deviation over {n} "
+        what = "Accuracies" if self.criterion == ACCURACY else f"Global, personalised and worst client: {self.criterion}"
+        out = [f"{what} {SCORES[self.score]}, on the clients' test samples, mean ± standard deviation over {n} "
                f"seed{'s' if n > 1 else ''}; – where a method has no such model."]
         if over:
-            out.append(f"Gain: personalised accuracy minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, not "
-                       "corrected for the number of methods.")
+            out.append(f"Gain: personalised {self.criterion} minus {over}, seed by seed, with a 95 % t interval and the paired t test's p, "
+                       "not corrected for the number of methods.")
         if any(gain and gain["p_value"] is None for row in self.rows() for gain in (row[place] for place in self.bases)):
             out.append("No interval and – for p: one seed, or seeds that all differ by the same, leave nothing to measure a difference by.")
+        out += self._positives()
         out += self._averages()
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
         return out + self.failed()
+
+    def _positives(self) -> list[str]:
+        """Which class a measure of one class against the rest speaks of."""
+        said: dict[str, None] = {}
+        for doc in self.documents.values():
+            for r in doc["records"][-1:]:
+                scores = {name: (r.get("measures") or {}).get(name) for name in self.measures}
+                if self.criterion != ACCURACY:
+                    scores[self.criterion] = r.get("criterion")
+                for name, each in scores.items():
+                    of = (each or {}).get("personalised") or (each or {}).get("global") or {}
+                    if positive := of.get("scored", "").partition("; ")[2]:
+                        said[f"{name[0].upper()}{name[1:]}: {positive}."] = None
+        return list(said)
 
     def _averages(self) -> list[str]:
         """Whose averages weigh clients otherwise than others': methods bring their papers' weights along."""
@@ -152,17 +199,34 @@ class Comparison:
                 for (method, why), which in seeds.items()]
 
     def table(self, title: str = "") -> Table:
-        header = ["method", "global", "personalised", "worst client"]
+        header = ["method", "global", "personalised", "worst client", *self.measures]
         header += [title for name in self.bases.values() for title in (f"gain over {name}", "p")]
         rows = self.rows()
         return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows)
 
+    def client_table(self) -> Table:
+        """What each client would get of every method: a row for every client, where the clients are the same ones with every seed."""
+        documents = list(self.documents.values())
+        drawn = any(not doc["data"].get("split", "").startswith("by_group") for doc in documents)
+        if drawn and len({doc["data"]["hash"] for doc in documents}) > 1:
+            why = "Every seed divides the data anew, so no client is there twice: -o data_seed=0 keeps them, or --seeds 1."
+            return Table(["client"], [], "Client by client", [why])
+        rounds = [r for doc in documents for r in chosen_rounds(doc["records"], self.score)]
+        clients = sorted({name for r in rounds for name in self._score(r, "personalised").get("per_client", ())})
+        data = [{"client": client, **{m: self._of_client(m, client) for m in self.methods}} for client in clients]
+        rows = [[client, *(_cell(row[m]) for m in self.methods)] for client, row in zip(clients, data)]
+        said = (f"{self.criterion[0].upper()}{self.criterion[1:]} {SCORES[self.score]}: the models that clients are served by, each on the "
+                "client's own test samples, mean ± standard deviation over seeds; – where a client has no such score.")
+        return Table(["client", *self.methods], rows, "Client by client", [said], data)
+
+    def _of_client(self, method: str, client: str) -> dict[str, Any] | None:
+        return _summary(self.read(method, lambda r: self._score(r, "personalised").get("per_client", {}).get(client)))
+
     def _cells(self, row: Row) -> list[str]:
         there = len(self.seeds) - len(row["failures"] or ())
         cells = [row["name"] + (f" ({there} of {len(self.seeds)} seeds)" if row["failures"] else "")]
-        for label, _, _ in COLUMNS:
-            cell = row[label]
-            cells.append("–" if cell is None else f"{cell['mean']:.3f}" + (f" ± {cell['std']:.3f}" if cell["std"] is not None else ""))
+        for cell in (*(row[label] for label, _, _ in COLUMNS), *(row.get("measures") or {}).values()):
+            cells.append(_cell(cell))
         for gain in (row[place] for place in self.bases):
             if gain is None:
                 cells += ["", ""]
@@ -173,8 +237,9 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """One JSON-able document, the same for equal comparisons."""
+        what = "accuracies" if self.criterion == ACCURACY else self.criterion
         return {"methods": list(self.methods), "seeds": list(self.seeds), "reference": self.reference, "score": self.score,
-                "score_meaning": f"accuracies {SCORES[self.score]}", "rows": self.rows(),
+                "score_meaning": f"{what} {SCORES[self.score]}", "rows": self.rows(),
                 "tuning": self.tuning.document() if self.tuning else None, "remarks": list(self.remarks), "config": dict(self.config)}
 
     def markdown(self, title: str = "") -> str:

@@ -17,6 +17,7 @@ import yaml
 from ..core.policy import Policy
 from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
+from ..metrics.criterion import ACCURACY
 from ..options import build, check, option
 from ..parts.stack import Stack, parse_stack
 
@@ -53,6 +54,8 @@ class _RunOnly:
     measure: tuple[str, ...] = option((), "measures taken at every scoring, as in auroc or drift; `consilience measure --list` shows them")
     measure_every: int | None = option(None, "take measures every so many rounds, where these are scored, and after the last; none: at "
                                              "every scoring", low=1)
+    criterion: str = option("accuracy", "the measure that models are judged by, as in auroc or f1(positive=died): best rounds, early "
+                                        "stopping, tuning and comparisons go by it")
     track: tuple[str, ...] = option((), "where records go beside the run's folder: tensorboard, mlflow, wandb")
     engine: str = option("auto", "where steps run: one after another, in processes, in slots of a GPU, or on a Ray cluster",
                          choices=("auto", "sequential", "workers", "slots", "ray"))
@@ -118,7 +121,9 @@ class RunConfig:
     def portable(self) -> dict[str, Any]:
         """What decides the result: all settings, without this machine's places. The same for every way of typing a method."""
         stack = self.stack()
-        return {k: v for k, v in self.flat().items() if k not in PLACES} | {"method": stack.canonical, "settings": _changed(stack)}
+        # left out where it is accuracy, so that runs from before there was a choice stay what they are
+        usual = ("criterion",) if self.run.criterion == ACCURACY else ()
+        return {k: v for k, v in self.flat().items() if k not in PLACES + usual} | {"method": stack.canonical, "settings": _changed(stack)}
 
     def settled(self, policy: Policy) -> dict[str, Any]:
         """The same with every "auto" that the method, the model and the device have settled since."""

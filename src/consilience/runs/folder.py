@@ -22,6 +22,7 @@ from ..core.federation import Federation
 from ..core.snapshot import restore, snapshot
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
+from ..metrics.criterion import validation_score
 from .environment import describe_environment
 from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from .lock import folder_lock
@@ -281,7 +282,7 @@ def _hash(meta: dict[str, Any]) -> str:
 
 
 def _validation(record: dict[str, Any]) -> float:
-    score = (record.get("validation") or {}).get("accuracy")
+    score = validation_score(record)
     return float("-inf") if score is None else score
 
 

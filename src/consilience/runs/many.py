@@ -29,7 +29,7 @@ from ..data import FederatedData
 from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError, unknown
+from ..errors import ConsilienceError, unknown, warn_caller
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
@@ -77,6 +77,13 @@ class Watcher:
     def run_done(self, label: str, failure: str | None) -> None: ...
     def warned(self, message: str) -> None: ...
     def noted(self, label: str, note: str) -> None: ...
+
+
+class Warner(Watcher):
+    """For whoever asked for no display: warnings alone, as Python's own."""
+
+    def warned(self, message: str) -> None:
+        warn_caller(message)
 
 
 def folder_in(out: str | Path | None, config: RunConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from ..core.federation import Federation
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
+from ..metrics.clients import worst
+from ..metrics.criterion import ACCURACY
 from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
 from ..metrics.subject import Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
@@ -103,6 +106,37 @@ def check_measures(fed: Federation, data: FederatedData, names: Sequence[str]) -
     # a stand-in for the records a run will have by its first scoring
     subject = Subject(fed, data, [{"round": 1, "personalised": {"accuracy": 0.0}}])
     _refuse({m.name: m.why_not(subject) for m in make_measures(names)})
+
+
+def check_criterion(fed: Federation, data: FederatedData, text: str) -> None:
+    """Refuse, before a run begins, what it cannot be judged by."""
+    if text != ACCURACY:
+        (one,) = make_measures([text])
+        if not one.judges:
+            able = [ACCURACY, *(name for name, cls in installed_measures().items() if cls.judges)]
+            raise ConfigError(f"A run cannot be judged by {one.name!r}. Criteria: {', '.join(able)}.")
+        if one.settings.get("rows") != "auto":
+            raise ConfigError(f"The rows of the criterion {text!r} are the run's: validation samples to choose by, test samples to report. "
+                              "Leave `rows` out.")
+        _refuse({one.name: one.why_not(Subject(fed, data, []))})
+
+
+def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients: Sequence[int] | None = None) -> dict[str, Any]:
+    """The scores of a round by the run's criterion: on test samples for each model, and on validation samples of the one that counts."""
+    subject = Subject(fed, data, [], clients=clients)
+    (one,) = make_measures([text])
+    result = as_plain(one.measure(subject)) if one.why_not(subject) is None else {}
+    out: dict[str, Any] = {"measure": text, "global": None, "personalised": None, "validation": None}
+    for model in ("global", "personalised"):
+        scores = result.get(model) or (result.get("global") if model == "personalised" else None)
+        if scores:
+            low = worst(scores.get("per_client") or {})
+            out[model] = {"value": scores["pooled"], "mean": scores.get("client_mean"), "worst": low[1] if low else None,
+                          "worst_client": low[0] if low else None, "per_client": scores.get("per_client") or {}, "scored": scores["scored"]}
+    if subject.no_rows("validation") is None:
+        judged = as_plain(dataclasses.replace(one, rows="validation").measure(subject))  # type: ignore[type-var]
+        out["validation"] = (judged.get("personalised") or judged["global"])["pooled"]
+    return out
 
 
 def measures_of_round(fed: Federation, data: FederatedData, names: Sequence[str], records: Sequence[dict[str, Any]] = (),

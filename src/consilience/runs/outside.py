@@ -25,8 +25,17 @@ def outside_files(config: RunConfig) -> dict[str, Path]:
     where, colon, call = (config.run.model or "").partition(":")
     if colon and "(" not in where:
         sources["model"] = find_callable(where, parse_call(call, f"The factory in {config.run.model!r}")[0])
+    if typed := [name for name, thing in sources.items() if _typed(thing)]:
+        raise ConfigError(f"{typed[0]!r} was typed in a session, so a run that is kept could not tell its versions apart. Write it to a "
+                          "file (in a notebook: %%writefile mine.py) and name it as './mine.py:Name', or keep no folder.")
     files = {name: _file_of(thing) for name, thing in sources.items()}
     return {name: file for name, file in sorted(files.items()) if file is not None}
+
+
+def _typed(thing: Any) -> bool:
+    """Defined at a prompt, in a notebook or on standard input, where no file holds it."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return getattr(thing, "__module__", None) == "__main__" and (file is None or not Path(file).is_file())
 
 
 def _file_of(thing: Any) -> Path | None:

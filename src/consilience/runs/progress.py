@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..core.federation import Federation
-from .result import headline
+from ..metrics.criterion import headline, measure_of
 from .run import Listener
 
 EVERY = 30.0                   # seconds between two lines of a log
@@ -61,9 +61,9 @@ class RunProgress(Listener):
 
     def round_done(self, record: dict[str, Any]) -> None:
         note = f"loss {record['loss']:.3f}" if record["loss"] is not None else ""
-        score = headline(record).get("accuracy")
+        score = headline(record)
         self.bar.update(self.task, completed=record["round"], description=self.label,
-                        note=note + (f" · accuracy {score:.3f}" if score is not None else ""))
+                        note=note + (f" · {measure_of(record)} {score:.3f}" if score is not None else ""))
 
     def noted(self, message: str) -> None:
         self.bar.console.print(f"[dim]{escape(message)}[/dim]", soft_wrap=True)

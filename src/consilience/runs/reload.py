@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.federation import Federation
-from ..data import FederatedData
+from ..data import SOURCES, FederatedData
 from ..errors import ConfigError, DataError
 from .config import RunConfig
 from .files import read_json
@@ -47,12 +47,18 @@ def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunC
     return RunConfig.make(values), stored["data"]
 
 
-def open_run(path: str | Path, data_dir: str | None = None) -> OpenedRun:
-    """Read a run back, finished or not. The data must be what the run was trained on, split the same."""
+def open_run(path: str | Path, data_dir: str | None = None, data: FederatedData | None = None) -> OpenedRun:
+    """Read a run back, finished or not. The data must be what the run was trained on, split the same; those that a run was given in
+    memory are given again."""
     path = Path(path)
     config, about = read_run_config(path, data_dir)
     refuse_other_code(path, read_json(path / "config.json").get("code", {}), config, "Bring that version back to use the run.")
-    data = load_data(config)
+    name = config.run.data
+    if data is None and "(" not in name and (name not in SOURCES or SOURCES[name].needs_path):
+        raise DataError(f"The run in {str(path)!r} was trained on data in memory ({name!r}), which its folder does not hold. From "
+                        "Python consilience.runs.reload.open_run(path, data=…) takes them; runs on files, as "
+                        'arrays(path="mine.npz"), find them again.')
+    data = data or load_data(config)
     if data.split_hash() != about["hash"]:
         raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "
                         f"{about['hash']}. Was the data set changed?")

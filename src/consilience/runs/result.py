@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.federation import Federation
+from ..metrics import criterion
 
 
 @dataclass(repr=False)
@@ -26,8 +27,9 @@ class Result:
     def __repr__(self) -> str:
         """A line: in a notebook the records alone would fill pages."""
         last = self.scored[-1] if self.scored else None
-        said = [f"{name} {last[name]['accuracy']:.3f}" for name in ("global", "personalised")
-                if last and last[name] and last[name]["accuracy"] is not None]
+        by = "" if last is None or "criterion" not in last else f"{last['criterion']['measure']}: "
+        said = [f"{by}{name} {value:.3f}" for name in ("global", "personalised")
+                if last and (value := criterion.model_score(last, name).get("value")) is not None]
         rounds = max((r["round"] for r in self.records), default=0)
         return f"<Result: {self.method} on {self.data.get('name')}, {rounds} rounds{''.join(', ' + s for s in said)}; {self.stopped}>"
 
@@ -73,19 +75,23 @@ def summarise(records: list[dict[str, Any]], stopped: str) -> dict[str, Any]:
     if not scored:
         return out
     last = scored[-1]
-    test = lambda r: headline(r)["accuracy"]
+    test = criterion.headline
 
     def short(r: dict[str, Any]) -> dict[str, Any]:
         own = {"global": r["global"], "personalised": r["personalised"]}
+        judged = {}
+        if by := r.get("criterion"):
+            judged["criterion"] = {k: {m: v[m] for m in ("value", "mean", "worst")} if isinstance(v, dict) else v for k, v in by.items()}
         return {"round": r["round"], **{k: {m: s[m] for m in ("accuracy", "mean", "worst", "loss", "test")} if s else None
-                                        for k, s in own.items()}}
+                                        for k, s in own.items()}, **judged}
     out["last"] = short(last)
     if test(last) is not None:
-        out["best_by_test"] = short(max(scored, key=lambda r: (test(r), -r["round"])))
-        top = sorted((test(r) for r in scored), reverse=True)[:5]
+        known = [(v, r) for r in scored if (v := test(r)) is not None]
+        out["best_by_test"] = short(max(known, key=lambda pair: (pair[0], -pair[1]["round"]))[1])
+        top = sorted((v for v, _ in known), reverse=True)[:5]
         out["mean_of_best_five"] = sum(top) / len(top)
-    judged = [r for r in scored if r.get("validation") and r["validation"]["accuracy"] is not None]
+    judged = [(v, r) for r in scored if (v := criterion.validation_score(r)) is not None]
     if judged:
-        out["best_by_validation"] = short(max(judged, key=lambda r: (r["validation"]["accuracy"], -r["round"])))
+        out["best_by_validation"] = short(max(judged, key=lambda pair: (pair[0], -pair[1]["round"]))[1])
     out["bytes_up"], out["bytes_down"] = sum(r["bytes_up"] for r in records), sum(r["bytes_down"] for r in records)
     return out

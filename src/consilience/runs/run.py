@@ -15,16 +15,18 @@ from .. import memory, rng
 from ..core.federation import Federation, RoundReport
 from ..core.population import Population
 from ..core.task import task_named
-from ..data import FederatedData, load
+from ..data import Dataset, FederatedData, load
 from ..engines import Sequential
 from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
-from ..errors import ConfigError
+from ..errors import ConfigError, warn_caller
+from ..metrics.criterion import ACCURACY, validation_score
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
+from .given import own_data, own_model
 from .result import Result, headline
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
@@ -40,11 +42,19 @@ class Listener:
     def noted(self, message: str) -> None: ...
 
 
-def load_data(config: RunConfig) -> FederatedData:
-    """The data set a configuration names."""
+class Warner(Listener):
+    """For whoever asked for no display: warnings alone, as Python's own. Unheard, FedAvg's numbers could pass for another method's."""
+
+    def warned(self, message: str) -> None:
+        warn_caller(message)
+
+
+def load_data(config: RunConfig, source: Dataset | None = None) -> FederatedData:
+    """The data set a configuration names, or the one given, divided as it says."""
     r = config.run
     seed = config.policy.seed if r.data_seed is None else r.data_seed
-    return load(r.data, r.split, r.clients, seed, shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
+    return load(r.data if source is None else source, r.split, r.clients, seed,
+                shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
                 data_dir=r.data_dir, transform=r.transform, split_file=r.split_file, train_fraction=r.train_fraction,
                 hold_out=[int(c) if c.isdigit() else c for c in r.hold_out], map_data=r.map_data)
 
@@ -89,20 +99,24 @@ def build_federation(config: RunConfig, data: FederatedData) -> Federation:
     return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, device)
 
 
-def run(method: str = "fedavg", data: str | FederatedData = "digits", *, out: str | Path | None = None,
+def run(method: str = "fedavg", data: str | Dataset | FederatedData = "digits", *, out: str | Path | None = None,
         listener: Listener | None = None, progress: bool = False, again: bool = False, **settings: Any) -> Result:
     """Train `method` on `data` and return records and models.
 
+    `data` is a name, a data set (`from_arrays`), which the settings divide, or one that `load` has divided. `model` is a name, or a class
+    or function that makes the module.
     `settings` are the names of `RunConfig` (rounds=, lr=, clients=, split=, seed=, settings={'dbe.kappa': 5}, …). With `out` the
-    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run says nothing
-    unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same.
+    run is kept in that folder and goes on from there if it was interrupted; a finished one is read, unless `again`. A run prints nothing
+    unless it is asked to: `progress` shows what the command line shows, a bar, scores and warnings; a `listener` hears the same. Without
+    either, warnings are Python's (`ConsilienceWarning`).
     """
     if progress and listener is not None:
         raise ConfigError("A run shows its progress or has a listener of yours, not both. Leave one out.")
-    given = data if isinstance(data, FederatedData) else None
-    config = RunConfig.make({**settings, "method": method, "data": given.name if given else data})
+    settings = own_data(data, settings)
+    config = RunConfig.make({**settings, "method": method, "model": own_model(settings.get("model"))})
+    given = load_data(config, data) if isinstance(data, Dataset) else data if isinstance(data, FederatedData) else None
     if not progress:
-        return run_config(config, out=out, listener=listener, again=again, data=given)
+        return run_config(config, out=out, listener=listener or Warner(), again=again, data=given)
     from .progress import RunProgress, progress_bar  # a listener, and so imports this module
     with progress_bar() as bar:
         return run_config(config, out=out, listener=RunProgress(bar, config.stack().canonical), again=again, data=given)
@@ -114,7 +128,7 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
 
     At the time `until` (of `time.time`) the run is cut off between two rounds; its folder then holds a checkpoint to go on from.
     """
-    from .measure import check_measures  # measures read runs, and so import this module
+    from .measure import check_criterion, check_measures  # measures read runs, and so import this module
     from .trackers import make_trackers
     data = data or load_data(config)
     folder = RunFolder(out, again=again, spare=config.run.checkpoint_seconds) if out is not None else None
@@ -122,6 +136,7 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
         config = folder.keep_layout(config)
     fed = build_federation(config, data)
     check_measures(fed, data, config.run.measure)
+    check_criterion(fed, data, config.run.criterion)
     result = Result(config.settled(fed.policy), config.stack().canonical,
                     {**data.description, "name": data.name, "classes": data.classes, "clients": data.population,
                      "hash": data.split_hash()}, [], fed, data.table.names)
@@ -176,7 +191,7 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
             folder: RunFolder | None, until: float | None = None) -> None:
-    from .measure import measures_of_round
+    from .measure import criterion_of_round, measures_of_round
     for message in warnings_of(fed, data, config.run.rounds):
         listener.warned(message)
     if (drawn := scored_clients(fed, data, config.run.eval_clients)) is not None:
@@ -200,6 +215,11 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         record = describe_round(report, data.table.names)
         due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
         record |= score_round(fed, data, config.run.eval_clients) if due and report.exchanged else NOT_SCORED
+        if config.run.criterion != ACCURACY and due and report.exchanged:
+            record["criterion"] = criterion_of_round(fed, only(data, drawn), config.run.criterion, drawn)
+            if record["criterion"]["validation"] is None and len(data.table.val.rows) and not any("criterion" in r for r in result.records):
+                listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
+                                "round is chosen by it. Take more validation samples, or another criterion.")
         record["measured"] = {"seconds": time.perf_counter() - start}
         looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
         if config.run.measure and due and looked and report.exchanged:
@@ -243,7 +263,7 @@ class _Patience:
             self.hear(record)
 
     def hear(self, record: dict[str, Any]) -> None:
-        score = (record.get("validation") or {}).get("accuracy")
+        score = validation_score(record)
         if score is not None:
             self.best, self.since = (score, 0) if score > self.best else (self.best, self.since + 1)
 

@@ -20,6 +20,7 @@ from ..metrics.accuracy import Scores, score_global, score_model, score_personal
 
 MOST_SCORED = 1000                # clients scored where no number is asked for
 MANY_CLASSES = 50                 # with more, a class for every other sample is taken for a slip
+LARGE = 10.0                      # a feature so many times as large as 1, and as another, drowns it
 NOT_SCORED: dict[str, Any] = {"global": None, "personalised": None, "validation": None}
 
 
@@ -109,6 +110,10 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
         few, cure = fed.samples.too_few
         out.append(f"{len(idle)} of {fed.size} clients have fewer samples than {few} and will never train: {shown}. {cure}")
+    if not len(data.table.test.rows) and not data.held_out and (fed.no_global_model or not len(data.test)):
+        out.append("There are no test samples that a model of this method could be scored on, so the run gives no accuracy. Leave "
+                   "some: train and validation must add up to less than 1, or test=both (or published) takes the published test set.")
+    out += _odd_sizes(data)
     if data.task == "classification":
         seen = torch.zeros(data.classes, dtype=torch.int64)
         for rows in data.table.train.rows.split(2**20):
@@ -117,6 +122,19 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
     if fed.size == 1 and not fed.pooled:
         out.append("There is only one client: this is ordinary training, without federation.")
     return out
+
+
+def _odd_sizes(data: FederatedData) -> list[str]:
+    """Columns of a table, taken as they are, of which one drowns the others."""
+    if data.x.dim() != 2 or not data.x.is_floating_point() or data.description.get("transform") != "none":
+        return []
+    rows = data.table.train.rows
+    size = data.x[rows[: 2**16]].double().square().mean(0).sqrt()
+    known = size[size > 0]
+    if len(known) < 2 or float(known.max()) < LARGE or float(known.max() / known.min()) < LARGE:
+        return []
+    return [f"The features differ in size: number {int(size.argmax()) + 1} is about {float(known.max()):.3g}, another about "
+            f"{float(known.min()):.3g}. Such columns train badly; -o transform=standardise scales each by its mean and deviation."]
 
 
 def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 from .. import rng
 from ..core.federation import Federation
 from ..errors import ConfigError, ConsilienceError, unknown
+from ..metrics.criterion import criterion_of, validation_score
 from ..report.tables import Table
 from .axes import Axis, parse_axis
 from .config import RunConfig
@@ -25,7 +26,7 @@ from .entries import Entry, make_entries
 from .files import DiskError, disk, read_json, write_json
 from .folder import default_folder, read_records
 from .lock import folder_lock
-from .many import Watcher
+from .many import Warner, Watcher
 from .outside import code_of
 from .run import Listener, run_config
 from .tune import at, space_of, validation_scores, with_validation
@@ -53,8 +54,8 @@ class Sweep:
         names, best = list(self.plan["over"]), self.best()
         rows = [[str(t["trial"]), *(_short(t["settings"][n]) for n in names), "–" if t["validation"] is None else f"{t['validation']:.3f}",
                  "best" if t is best else "" if t["state"] == "complete" else t["state"]] for t in self.trials]
-        notes = [f"Validation accuracy {OBJECTIVES[self.plan['score']]}, the objective; a pruned trial's is its last. Test scores have "
-                 "no part in a sweep.", *self.remarks]
+        notes = [f"Validation {criterion_of(self.plan['config'])} {OBJECTIVES[self.plan['score']]}, the objective; a pruned trial's is its "
+                 "last. Test scores have no part in a sweep.", *self.remarks]
         if best:
             notes.append(f"Settings of the best: {self.options(best['settings'])}")
         notes += [f"Trial {t['trial']} failed: {t['failure']}" for t in self.trials if t["failure"]]
@@ -100,7 +101,7 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     folder = Path(out) if out is not None else _default_folder(entry, base, plan)
     with folder_lock(folder):
         _check_plan(folder, plan)
-        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Watcher())
+        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Warner())
     return Sweep(method, folder, plan, trial_list, remarks)
 
 
@@ -239,7 +240,7 @@ class _Ear(Listener):
         self.report(record)
 
     def report(self, record: dict[str, Any]) -> None:
-        score = (record.get("validation") or {}).get("accuracy")
+        score = validation_score(record)
         if self.trial is not None and score is not None:
             self.trial.report(score, record["round"])
             if self.trial.should_prune():

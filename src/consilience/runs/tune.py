@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import rng
 from ..errors import ConfigError
+from ..metrics.criterion import ACCURACY, validation_score
 from ..parts.presets import PRESETS
 from ..parts.stack import parse_stack, split_tokens
 from ..report.tables import Table
@@ -80,14 +81,14 @@ def at(entry: Entry, space: Sequence[Dimension], point: dict[str, Any]) -> Entry
 
 
 def validation_scores(records: Sequence[dict[str, Any]], score: str) -> tuple[float, float] | None:
-    """Validation accuracy and loss by the rule that the table applies to test scores; nothing else of a record is read."""
-    judged = [v for r in records if (v := r.get("validation")) and v["accuracy"] is not None]
+    """Validation score and loss by the rule that the table applies to test scores; nothing else of a record is read."""
+    judged = [(v, r["validation"]["loss"]) for r in records if r.get("validation") and (v := validation_score(r)) is not None]
     if not judged:
         return None
-    ranked = judged[-1:] if score == "last" else sorted(judged, key=lambda v: -v["accuracy"])
+    ranked = judged[-1:] if score == "last" else sorted(judged, key=lambda v: -v[0])
     used = ranked[: 5 if score == "mean_of_best_five" else 1]
-    mean = lambda measure: sum(v[measure] for v in used) / len(used)
-    return mean("accuracy"), mean("loss")
+    mean = lambda place: sum(v[place] for v in used) / len(used)
+    return mean(0), mean(1)
 
 
 @dataclass
@@ -115,6 +116,7 @@ class Tuning:
     score: str
     searches: dict[str, Search]
     redrawn: bool = False                           # every seed divides the data anew
+    criterion: str = ACCURACY
 
     def chosen(self, name: str) -> dict[str, Any] | None:
         best = self.searches[name].best()
@@ -127,7 +129,7 @@ class Tuning:
     def notes(self) -> list[str]:
         rule = {"last": "in the last round", "mean_of_best_five": "averaged over its five best rounds"}.get(self.score, "in its best round")
         out = [f"Tuned: {self.budget} configuration{'s' if self.budget > 1 else ''} for every method on seed {self.seed}, which is not "
-               f"compared; chosen by validation accuracy {rule}."]
+               f"compared; chosen by validation {self.criterion} {rule}."]
         if self.redrawn:
             out.append("Every seed divides the data anew, so a sample that validated in the search may test in a compared run; data_seed=0 "
                        "keeps them apart.")
@@ -207,7 +209,7 @@ def tune_entries(entries: Sequence[Entry], base: RunConfig, seeds: Sequence[int]
             found = None if isinstance(outcome, str) else validation_scores(outcome["records"], score)
             trial |= {"validation": found and found[0], "loss": found and found[1],
                       "failure": outcome if isinstance(outcome, str) else None if found else "it has no validation score"}
-    return Tuning(budget, seed, score, searches, base.run.data_seed is None and base.run.split_file is None)
+    return Tuning(budget, seed, score, searches, base.run.data_seed is None and base.run.split_file is None, base.run.criterion)
 
 
 def _allowed(entry: Entry, base: RunConfig, seed: int) -> bool:

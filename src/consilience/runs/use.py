@@ -20,6 +20,7 @@ from ..data import sources
 from ..data.dataset import Dataset, in_columns
 from ..data.text import UNKNOWN, TextDataset, training_vocabulary
 from ..errors import ConfigError, DataError, some, unknown
+from ..metrics.criterion import validation_score
 from .files import read_tensors
 from .folder import safe_name
 from .reload import OpenedRun, open_run
@@ -76,13 +77,13 @@ def open_finished(path: str | Path, which: str = "final", data_dir: str | None =
 def _return_to_best(run: OpenedRun) -> None:
     """Put the models of best/ into the federation."""
     fed, folder = run.federation, run.path / "best"
-    scored = [r for r in run.records if (r.get("validation") or {}).get("accuracy") is not None]
+    scored = [r for r in run.records if validation_score(r) is not None]
     if not folder.is_dir() or not scored:
         raise ConfigError(f"The run in {str(run.path)!r} kept no best model, because it had no validation samples. Use --which final, "
                           "or run it with -o validation=0.1.")
     flat = read_tensors(folder / "global.safetensors")
     fed.model = {half: {k: flat[k].to(fed.device) for k in keys} for half, keys in fed.model.items()}
-    fed.round_number = max(scored, key=lambda r: (r["validation"]["accuracy"], -r["round"]))["round"]
+    fed.round_number = max(scored, key=lambda r: (validation_score(r), -r["round"]))["round"]
     fed.last_exchange = fed.round_number
     if fed.personal and not fed.pooled and fed.size > MOST_FILES:
         return_to_best(fed, run.path)

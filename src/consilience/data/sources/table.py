@@ -26,13 +26,16 @@ class Table(Source):
     """A CSV file with a header, or a Parquet file: numbers as features, a label, and if there is one, a client.
 
     A folder of such files, all with the same columns, has one client for every file, named as the file. Labels and clients may be
-    text. Parquet needs the extra 'tables'. Features are used as they are, without scaling.
+    text. Parquet needs the extra 'tables'. Features are used as they are; the transform 'standardise' scales them.
     """
 
     path: str = option("", "the .csv or .parquet file, or a folder with one for every client")
     label: str = option(_LABEL, "the column with the class")
     client: str | None = option(None, "the column that says who owns the row; its values become the group 'client'")
     drop: tuple[str, ...] = option((), "columns that are not features")
+    categories: tuple[str, ...] = option((), "columns of words or codes: each value becomes a feature of 0 and 1, named column=value")
+    missing: str = option("refuse", "numbers that are missing: refuse them, or take the mean of the column over the client's other rows",
+                          choices=("refuse", "mean"))
     separator: str = option(",", "what separates columns of a CSV file")
 
     name = "table"
@@ -61,18 +64,39 @@ class Table(Source):
         features = [c for c in tables[0] if c not in {self.label, self.client, *self.drop}]
         if not features:
             raise DataError(f"The table {files[0]} has no column left to be a feature.")
-        x = np.concatenate([np.stack([_numbers(columns[c], c, file) for c in features], 1) for file, columns in zip(files, tables)])
         owner: list[Any] | None = None
         if self.client:
             owner = [value for columns in tables for value in columns[self.client]]
         elif path.is_dir():
             owner = [file.stem for file, columns in zip(files, tables) for _ in columns[features[0]]]
+        x, names = self._features(files, tables, features, owner)
         labels = _labels([value for columns in tables for value in columns[self.label]]) if labelled else np.zeros(len(x), np.int64)
         data = from_arrays(x, labels, owner, name=path.absolute().stem, where=str(path))
-        return replace(data, feature_names=tuple(features), y=data.y if labelled else torch.full_like(data.y, -1))
+        return replace(data, feature_names=tuple(names), categories=self.categories, y=data.y if labelled else torch.full_like(data.y, -1))
+
+    def _features(self, files: list[Path], tables: list[dict[str, Any]], columns: list[str],
+                  owner: list[Any] | None) -> tuple[np.ndarray, list[str]]:
+        """Numbers as they are and categories as 0 and 1, with their names."""
+        parts: list[np.ndarray] = []
+        names: list[str] = []
+        for c in columns:
+            if c in self.categories:
+                words = [_word(v) for table in tables for v in table[c]]
+                if self.missing == "refuse":
+                    for file, table in zip(files, tables):
+                        check_missing(np.asarray([_word(v) for v in table[c]], object), f"value of {c!r}", str(file))
+                known = sorted({w for w in words if w})
+                parts += [np.asarray([w == value for w in words], np.float32) for value in known]
+                names += [f"{c}={value}" for value in known]
+            else:
+                parts.append(np.concatenate([_numbers(table[c], c, file, self.missing == "mean") for file, table in zip(files, tables)]))
+                names.append(c)
+                if self.missing == "mean":
+                    _fill(parts[-1], owner, c)
+        return np.stack(parts, 1), names
 
     def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:
-        for wanted in (*([self.label] if labelled else []), *([self.client] if self.client else []), *self.drop):
+        for wanted in (*([self.label] if labelled else []), *([self.client] if self.client else []), *self.drop, *self.categories):
             if wanted not in columns:
                 raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
         if labelled:
@@ -143,15 +167,41 @@ def _parquet(path: Path) -> dict[str, Any]:
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
-def _numbers(values: list[Any], column: str, path: Path) -> np.ndarray:
+_MISSING = ("", "na", "n/a", "nan", "null", "none", "?", ".")          # how tables write that there is no value
+
+
+def _word(value: Any) -> str:
+    """A category as text; nothing where it is missing."""
+    text = "" if value is None or value != value else str(value).strip()
+    return "" if text.lower() in _MISSING else text
+
+
+def _fill(values: np.ndarray, owner: list[Any] | None, column: str) -> None:
+    """The mean over a client's rows in place of what is missing among them: what a site can do by itself."""
+    gone = np.isnan(values)
+    whose = np.asarray([str(o) for o in owner]) if owner is not None else np.zeros(len(values), str)
+    for name in np.unique(whose[gone]).tolist():
+        mine = whose == name
+        if gone[mine].all():
+            raise DataError(f"Column {column!r} has no value in any row{f' of {name!r}' if name else ''}, so its mean is not known. "
+                            f"Leave the column out with drop={column!r}.")
+        values[mine & gone] = values[mine & ~gone].astype(np.float64).mean()
+
+
+def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False) -> np.ndarray:
     out = np.empty(len(values), np.float32)
     for i, value in enumerate(values):
+        if gaps and not _word(value):
+            out[i] = np.nan
+            continue
         try:
             number = float(value)
         except (TypeError, ValueError):
             number = float("nan")
         if not abs(number) <= _LARGEST:
-            raise DataError(f"Column {column!r} of {path} must hold finite numbers (up to 3.4e38). Got {value!r} in row {i + 1}. Fill it, "
+            cure = ("Fill it, let missing='mean' take the mean" if not _word(value) else
+                    f"If these are categories, write categories={column!r}; or mend it" if number != number else "Mend it")
+            raise DataError(f"Column {column!r} of {path} must hold finite numbers (up to 3.4e38). Got {value!r} in row {i + 1}. {cure}, "
                             f"or leave the column out with drop={column!r}.")
         out[i] = number
     return out

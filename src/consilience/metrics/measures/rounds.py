@@ -7,6 +7,7 @@ from typing import Any
 
 from ...options import option
 from ..clients import harmed
+from ..criterion import validation_score
 from ..curves import Curve, mean_of_best, rounds_to, speed_up
 from ..registry import Measure, register
 from ..subject import Subject
@@ -36,8 +37,8 @@ class Selection(Measure):
 
     def measure(self, s: Subject) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        judged = [r for r in s.records if (r.get("validation") or {}).get("accuracy") is not None]
-        by_validation = max(judged, key=lambda r: (r["validation"]["accuracy"], -r["round"])) if judged else None
+        judged = [r for r in s.records if validation_score(r) is not None]
+        by_validation = max(judged, key=lambda r: (validation_score(r), -r["round"])) if judged else None
         for model in ("global", "personalised"):
             for score in SCORES:
                 curve = _curve(s.records, model, score)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import some
 from ...options import option
+from .. import classification
 from ..accuracy import Scores, score_each, score_model
 from ..classification import auroc, balanced_accuracy, calibration
 from ..clients import bottom_decile, client_mean, worst
@@ -98,18 +100,23 @@ class _Answered(_Scored):
     def value(self, answers: Answers) -> float | None:
         raise NotImplementedError
 
+    def scorer(self, s: Subject) -> tuple[Callable[[Answers], float | None], str]:
+        """What scores answers, and what is to be said of it beside the samples."""
+        return self.value, ""
+
     def more(self, answers: Answers) -> dict[str, Any]:
         return {}
 
     def measure(self, s: Subject) -> dict[str, Any]:
         rows = s.choose_rows(self.rows)
+        value, said = self.scorer(s)
 
         def score(model: str) -> dict[str, Any]:
             answers = s.answers(model, self.training, rows)
-            each = {name: v for i, name in enumerate(s.names) if len(own := answers.of(i)) and (v := self.value(own)) is not None}
+            each = {name: v for i, name in enumerate(s.names) if len(own := answers.of(i)) and (v := value(own)) is not None}
             spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
-            return {"pooled": self.value(answers), **spread, **self.more(answers), "samples": len(answers),
-                    "scored": s.described(model, self.training, rows)}
+            return {"pooled": value(answers), **spread, **self.more(answers), "samples": len(answers),
+                    "scored": s.described(model, self.training, rows) + said}
         return _both(s, self.training, score)
 
 
@@ -119,6 +126,7 @@ class BalancedAccuracy(_Answered):
     """Mean over the classes present of the share of their samples that are right."""
 
     name = "balanced_accuracy"
+    judges = True
     formula = "1/|C| Σ_{c∈C} correct_c / n_c, C the classes with samples"
 
     def value(self, answers: Answers) -> float | None:
@@ -131,10 +139,104 @@ class Auroc(_Answered):
     """Area under the ROC curve, each class against the rest, mean over the classes present."""
 
     name = "auroc"
+    judges = True
     formula = "1/|C| Σ_{c∈C} AUC(y = c, p_c), C the classes with samples on both sides"
 
     def value(self, answers: Answers) -> float | None:
         return auroc(answers.probabilities, answers.y)
+
+
+@dataclass(frozen=True)
+class _OneClass(_Answered):
+    """One class against the rest: the class that matters, or of many classes each in turn."""
+
+    judges = True
+    positive: str | int | None = option(None, "the class that matters, by its name or number; none: of two classes the second, of more the "
+                                              "mean over those that occur")
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        raise NotImplementedError
+
+    def missing(self, s: Subject) -> str | None:
+        names, asked = self._names(s), str(self.positive)
+        wrong = self.positive is not None and asked not in names
+        return f"there is no class {asked!r} among {some(names)}" if wrong else super().missing(s)
+
+    def scorer(self, s: Subject) -> tuple[Callable[[Answers], float | None], str]:
+        names = self._names(s)
+        if self.positive is None and len(names) != 2:
+            return self._mean, ", mean over the classes that occur"
+        chosen = 1 if self.positive is None else names.index(str(self.positive))
+        return (lambda answers: self.against(answers, chosen)), f"; positive is class {names[chosen]}"
+
+    def _mean(self, answers: Answers) -> float | None:
+        each = [v for c in answers.y.unique().tolist() if (v := self.against(answers, c)) is not None]
+        return sum(each) / len(each) if each else None
+
+    @staticmethod
+    def _names(s: Subject) -> list[str]:
+        known = s.data.description.get("class_names") or ()
+        return [str(name) for name in known] or [str(c) for c in range(s.data.classes)]
+
+
+@register
+@dataclass(frozen=True)
+class Sensitivity(_OneClass):
+    """Share of the positive samples that are found (recall)."""
+
+    name = "sensitivity"
+    formula = "TP / (TP + FN)"
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        return classification.sensitivity(answers.predicted, answers.y, positive)
+
+
+@register
+@dataclass(frozen=True)
+class Specificity(_OneClass):
+    """Share of the other samples that are not taken for positive."""
+
+    name = "specificity"
+    formula = "TN / (TN + FP)"
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        return classification.specificity(answers.predicted, answers.y, positive)
+
+
+@register
+@dataclass(frozen=True)
+class Precision(_OneClass):
+    """Share of the samples taken for positive that are; 0 where none is taken for it."""
+
+    name = "precision"
+    formula = "TP / (TP + FP)"
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        return classification.precision(answers.predicted, answers.y, positive)
+
+
+@register
+@dataclass(frozen=True)
+class F1(_OneClass):
+    """Harmonic mean of precision and sensitivity."""
+
+    name = "f1"
+    formula = "2 TP / (2 TP + FP + FN)"
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        return classification.f1(answers.predicted, answers.y, positive)
+
+
+@register
+@dataclass(frozen=True)
+class AveragePrecision(_OneClass):
+    """Area under the curve of precision over sensitivity; a model that knows nothing reaches the share of positive samples."""
+
+    name = "average_precision"
+    formula = "Σ_n (S_n − S_{n−1}) P_n over the thresholds of the positive class's probability"
+
+    def against(self, answers: Answers, positive: int) -> float | None:
+        return classification.average_precision(answers.probabilities, answers.y, positive)
 
 
 @register

@@ -83,12 +83,12 @@ function drawClients(entry, names, width, exporting) {
   const longest = Math.min(16, Math.max(...entry.names.map(s => s.length)));
   const below = wide ? 24 + longest * 6.4 : 44, height = 290 + below;
   const box = { left: 54, right: width - 20, top: 34, bottom: height - below };
-  const figure = canvas(width, height + (exporting ? 24 : 0), `Accuracy of ${n} clients under ${names[entry.group]}, seed ${entry.seed}, sorted; worst ${entry.names[0]} with ${plain(entry.accuracy[0])}`);
+  const figure = canvas(width, height + (exporting ? 24 : 0), `${entry.measure} of ${n} clients under ${names[entry.group]}, seed ${entry.seed}, sorted; worst ${entry.names[0]} with ${plain(entry.accuracy[0])}`);
   const all = [...entry.accuracy, ...(entry.local || []).filter(v => v !== null)];
   const low = Math.max(0, Math.min(...all) - 0.05), high = Math.min(1, Math.max(...all) + 0.03);
   const up = scale(low, high, box.bottom, box.top), across = i => box.left + (i + 0.5) * (box.right - box.left) / n;
   for (const t of ticks(low, high, 5)) figure.append(svg("path", { class: "grid", d: `M${box.left} ${round(up(t))}H${box.right}` }), label(box.left - 6, up(t) + 4, plain(t), { "text-anchor": "end", class: "dim" }));
-  figure.append(svg("path", { class: "axis", d: `M${box.left} ${box.bottom}H${box.right}` }), label(10, 20, "accuracy", {}));
+  figure.append(svg("path", { class: "axis", d: `M${box.left} ${box.bottom}H${box.right}` }), label(10, 20, entry.measure, {}));
   if (!wide) figure.append(label((box.left + box.right) / 2, height - 12, `${n} clients, from worst to best`, { "text-anchor": "middle" }));
   const r = Math.max(2, Math.min(5, (box.right - box.left) / n / 3)), points = [];
   const mean = entry.mean;

@@ -1,0 +1,127 @@
+"""Runs that are judged by another measure than accuracy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import consilience
+from consilience.data import load
+from consilience.errors import ConfigError
+from consilience.runs.compare import compare
+from consilience.runs.comparison import Comparison, chosen_rounds
+from consilience.runs.config import RunConfig
+from consilience.runs.result import summarise
+from consilience.runs.run import _Patience
+from consilience.runs.tune import validation_scores
+
+TWO = {"data": "synthetic(samples=240, classes=2, clients=4, features=6)", "rounds": 2, "lr": 0.1, "validation": 0.2,
+       "model": "mlp(hidden=(8,))"}
+
+
+def record(number, accuracy, value, judged):
+    """A round that accuracy and the criterion see differently. `judged`: on validation samples."""
+    scores = {"accuracy": accuracy, "mean": accuracy, "worst": accuracy, "loss": 1.0, "test": None, "per_client": {"a": accuracy}}
+    own = {"value": value, "mean": value, "worst": value / 2, "worst_client": "a", "per_client": {"a": value}, "scored": ""}
+    return {"round": number, "global": scores, "personalised": scores, "validation": {"accuracy": 1 - judged, "loss": float(number)},
+            "criterion": {"measure": "auroc", "global": own, "personalised": own, "validation": judged}, "bytes_up": 0, "bytes_down": 0}
+
+
+ROUNDS = [record(1, 0.9, 0.4, 0.5), record(2, 0.5, 0.8, 0.3), record(3, 0.7, 0.6, 0.9), record(4, 0.6, 0.7, 0.2)]
+
+
+def test_a_round_is_scored_by_the_criterion(tmp_path):
+    result = consilience.run("fedavg", **TWO, criterion="auroc", measure=["auroc"], out=tmp_path)
+    last, data, fed = result.records[-1], load(TWO["data"], validation=0.2), result.federation
+    assert last["criterion"]["global"]["value"] == last["measures"]["auroc"]["global"]["pooled"]
+    assert last["criterion"]["global"]["per_client"] == last["measures"]["auroc"]["global"]["per_client"]
+    assert last["criterion"]["global"]["worst"] == min(last["criterion"]["global"]["per_client"].values())
+    assert last["criterion"]["personalised"] == last["criterion"]["global"]                 # nothing is personal
+    rows = data.table.val.rows
+    p = fed.program.network.forward(fed.model, data.x[rows]).logits.softmax(1)[:, 1].detach()
+    assert last["criterion"]["validation"] == pytest.approx(roc_auc_score(data.y[rows], p))
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["criterion"] == "auroc"
+    assert repr(result).startswith(f"<Result: fedavg on synthetic, 2 rounds, auroc: global {last['criterion']['global']['value']:.3f}")
+
+
+def test_scoring_changes_no_training():
+    plain, judged = (consilience.run("dbe", **TWO, **more) for more in ({}, {"criterion": "f1"}))
+    assert [r["losses"] for r in plain.records] == [r["losses"] for r in judged.records]
+    assert [r["personalised"] for r in plain.records] == [r["personalised"] for r in judged.records]
+
+
+def test_without_one_settings_are_those_of_old_runs():
+    """Folders are named by the settings, and a run goes on only under those it has."""
+    assert "criterion" not in RunConfig.make(TWO).portable()
+    assert RunConfig.make({**TWO, "criterion": "auroc"}).portable()["criterion"] == "auroc"
+    assert RunConfig.make({**TWO, "criterion": "auroc"}).digest() != RunConfig.make(TWO).digest()
+
+
+def test_rounds_are_chosen_by_the_criterion():
+    assert [r["round"] for r in chosen_rounds(ROUNDS, "best_by_validation")] == [3]       # by accuracy on validation samples it is 4
+    assert [r["round"] for r in chosen_rounds(ROUNDS, "best_by_test")] == [2]             # by accuracy 1
+    summary = summarise(ROUNDS, "")
+    assert (summary["best_by_validation"]["round"], summary["best_by_test"]["round"]) == (3, 2)
+    assert summary["mean_of_best_five"] == pytest.approx((0.4 + 0.8 + 0.6 + 0.7) / 4)
+    assert summary["last"]["criterion"]["personalised"] == {"value": 0.7, "mean": 0.7, "worst": 0.35}
+    assert validation_scores(ROUNDS, "best_by_validation") == (0.9, 3.0)
+    assert validation_scores(ROUNDS, "last") == (0.2, 4.0)
+    assert not _Patience(2, ROUNDS).over                                                  # 0.5, 0.3, 0.9, 0.2: one since the best
+    assert _Patience(1, ROUNDS).over
+
+
+def test_a_comparison_goes_by_it_and_shows_other_measures(tmp_path):
+    base = RunConfig.make({**TWO, "criterion": "auroc", "measure": ["f1", "drift"]})
+    made = compare(["fedavg"], base, [0, 1], out=tmp_path, jobs=1)
+    table = made.table()
+    assert table.header[:5] == ["method", "global", "personalised", "worst client", "f1"]          # drift is no score
+    last = [made.documents["fedavg", seed]["records"][-1] for seed in (0, 1)]
+    row = made.rows()[1]
+    assert row["personalised"]["values"] == [r["criterion"]["personalised"]["value"] for r in last]
+    assert row["worst"]["values"] == [r["criterion"]["personalised"]["worst"] for r in last]
+    assert row["measures"]["f1"]["values"] == [r["measures"]["f1"]["global"]["pooled"] for r in last]
+    alone = [made.documents["local", seed]["records"][-1]["criterion"]["personalised"]["value"] for seed in (0, 1)]
+    assert row["gain_over_local"]["difference"] == pytest.approx(sum(v - a for v, a in zip(row["personalised"]["values"], alone)) / 2)
+    assert table.notes[0].startswith("Global, personalised and worst client: auroc of the last round")
+    assert "personalised auroc minus" in table.notes[1]
+    assert "F1: positive is class 1." in table.notes
+
+
+def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):
+    made = compare(["fedavg"], RunConfig.make(TWO), [0, 1], out=tmp_path, jobs=1)
+    table = made.client_table()
+    assert table.header == ["client", "local", "fedavg"]
+    assert [r[0] for r in table.rows] == ["0", "1", "2", "3"]
+    scores = [made.documents["fedavg", seed]["records"][-1]["personalised"]["per_client"]["2"] for seed in (0, 1)]
+    assert table.data[2]["fedavg"]["values"] == scores
+    documents = {key: {**doc, "data": {**doc["data"], "split": "iid", "hash": str(key[1])}} for key, doc in made.documents.items()}
+    drawn = Comparison(made.methods, made.seeds, documents, {}, "fedavg").client_table()
+    assert (drawn.rows, "data_seed=0" in drawn.notes[0]) == ([], True)
+
+
+@pytest.mark.parametrize(("criterion", "words"), [
+    ("drift", "cannot be judged by 'drift'. Criteria: accuracy, auroc,"),
+    ("auroc(rows=test)", "Leave `rows` out"),
+    ("aurok", "Did you mean 'auroc'"),
+    ("f1(positive=died)", "there is no class 'died' among 0, 1"),
+])
+def test_what_a_run_cannot_be_judged_by_is_refused_before_it_begins(criterion, words):
+    with pytest.raises(ConfigError) as error:
+        consilience.run("fedavg", **TWO, criterion=criterion)
+    assert words in str(error.value)
+
+
+def test_a_criterion_that_validation_samples_cannot_give_is_warned_of():
+    with pytest.warns(consilience.ConsilienceWarning, match="auroc cannot be had on the validation samples"):
+        consilience.run("fedavg", _lopsided(), criterion="auroc", rounds=1, batch=4)
+
+
+def _lopsided():
+    """No validation sample is positive."""
+    data = load(TWO["data"], validation=0.2)
+    for client in range(data.population):
+        rows = data.table.val[client]
+        data.y[rows] = 0
+    return data
