@@ -261,7 +261,7 @@ def test_order_of_clients_does_not_matter(order: list[int]) -> None:
 
 def test_neutral_beside_others_changes_no_bit() -> None:
     """As FedAvg alone, so SCAFFOLD and FedFM: without bound and noise every upload passes as it is."""
-    for name in ("scaffold", "anchors", "ffa"):
+    for name in ("scaffold", "anchors", "ffa", "apple", "fomo"):
         alone = run_tiny([trial(PARTS[name])])
         both = run_tiny([trial(PARTS[name]), Dp(clip=None, noise=0.0)])
         assert not differences(alone, both, only=lambda k: not k.startswith("server/dp"))
@@ -271,6 +271,12 @@ def test_clipping_alone_protects_nothing_and_says_so() -> None:
     report = tiny_federation([Dp(noise=0.0), PARTS["ffa"]()]).round()
     assert report.privacy["epsilon"] is None
     assert "hides nothing" in Dp(noise=0.0).privacy
+
+
+def test_without_a_bound_nothing_is_said_to_be_clipped() -> None:
+    part = Dp(clip=None, noise=0.0)
+    assert tiny_federation([part]).round().privacy == {}
+    assert part.privacy == "none: without a bound uploads leave as they are"
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
