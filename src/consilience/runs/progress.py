@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..core.federation import Federation
 from .result import headline
@@ -18,23 +19,31 @@ EVERY = 30.0                   # seconds between two lines of a log
 
 def progress_bar() -> Progress:
     console = Console(stderr=True, highlight=False)
-    kind = Progress if console.is_terminal or console.is_jupyter else _Lines
+    drawn = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+    kind = Progress if drawn else _Lines
     return kind(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console, transient=False)
 
 
 class _Lines(Progress):
-    """Where a bar cannot be drawn over itself, as in the log of a batch job: a line now and then, and the bar at the end."""
+    """Where a bar cannot be drawn over itself, as in the log of a batch job: a line now and then, and the bar at the end.
 
-    _told: float | None = None
+    A clock of its own tells when: work that reports nothing for a while is what a reader of the log wonders about.
+    """
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        super().update(task_id, **changes)
-        now = self.get_time()
-        if self._told is None:
-            self._told = now
-        if now - self._told >= EVERY:
-            self._told = now
+    def start(self) -> None:
+        super().start()
+        self._over = Event()
+        self._clock = Thread(target=self._tell, args=(self._over,), daemon=True)
+        self._clock.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._clock.join()              # no line may come after the bar at the end
+        super().stop()
+
+    def _tell(self, over: Event) -> None:
+        while not over.wait(EVERY):
             for task in self.tasks:
                 if not task.finished:
                     self.console.print(_line(task), markup=False, soft_wrap=True)
