@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
-import pytest
-
 import consilience
 from consilience.runs import progress
 from consilience.runs.progress import RunProgress, progress_bar
 
 DATA = "synthetic(samples=160, classes=3, clients=4, features=6)"
-PATIENCE = 30.0                # seconds until a line that does not come is given up
-
-
-class Log:
-    """What was written to standard error so far."""
-
-    def __init__(self, capsys):
-        self.capsys, self.text = capsys, ""
-
-    def read(self):
-        self.text += self.capsys.readouterr().err
-        return self.text.splitlines()
-
-    def wait_for(self, *words):
-        """A line with all these words, which comes some time."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            for line in self.read():
-                if all(word in line for word in words):
-                    return line
-            time.sleep(0.005)
-        pytest.fail(f"No line with {words} among {self.text!r}")
-
-
-@pytest.fixture
-def log(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY", 0.01)
-    return Log(capsys)
 
 
 def test_a_log_has_a_line_now_and_then(log):

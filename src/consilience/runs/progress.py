@@ -6,9 +6,19 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..core.federation import Federation
 from .result import headline
@@ -17,12 +27,13 @@ from .run import Listener
 EVERY = 30.0                   # seconds between two lines of a log
 
 
-def progress_bar() -> Progress:
+def progress_bar(*, of_bytes: bool = False, transient: bool = False) -> Progress:
+    """A bar, or lines in a log, over whatever its tasks count, or `of_bytes`. A `transient` one leaves nothing behind."""
     console = Console(stderr=True, highlight=False)
     drawn = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
-    kind = Progress if drawn else _Lines
-    return kind(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console, transient=False)
+    kind, count = Progress if drawn else _Lines, DownloadColumn() if of_bytes else MofNCompleteColumn()
+    return kind(TextColumn("{task.description}", markup=False), BarColumn(), count, TimeElapsedColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False), console=console, transient=transient)
 
 
 class _Lines(Progress):
@@ -43,14 +54,16 @@ class _Lines(Progress):
         super().stop()
 
     def _tell(self, over: Event) -> None:
+        of_bytes = any(isinstance(column, DownloadColumn) for column in self.columns)
         while not over.wait(EVERY):
             for task in self.tasks:
                 if not task.finished:
-                    self.console.print(_line(task), markup=False, soft_wrap=True)
+                    self.console.print(_line(task, of_bytes), markup=False, soft_wrap=True)
 
 
-def _line(task: Task) -> str:
-    of = "" if task.total is None else f" · {task.completed:.0f} of {task.total:.0f}"
+def _line(task: Task, of_bytes: bool) -> str:
+    counts = [filesize.decimal(int(n)) if of_bytes else f"{n:.0f}" for n in (task.completed, task.total) if n is not None]
+    of = f" · {' of '.join(counts)}" if task.completed or task.total is not None else ""
     left = "" if task.time_remaining is None else f", {timedelta(seconds=int(task.time_remaining))} to go"
     note = f" · {task.fields['note']}" if task.fields.get("note") else ""
     return f"{task.description}{of} after {timedelta(seconds=int(task.elapsed or 0))}{left}{note}"
