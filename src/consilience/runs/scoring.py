@@ -99,11 +99,16 @@ def _finite(scores: Scores, fed: Federation) -> Scores:
     return scores
 
 
-def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
-    """What a user should know before the first of so many rounds."""
+def cautions_of(fed: Federation, rounds: int) -> list[str]:
+    """What a user should know of a method before the first of so many rounds, whatever the samples are."""
     out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
            f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
-    out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
+    return out + [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
+
+
+def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
+    """What a user should know before the first of so many rounds."""
+    out = cautions_of(fed, rounds)
     idle = _never_training(fed)
     if len(idle):
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
