@@ -17,11 +17,11 @@ from ..core.server import ServerView
 from ..errors import ConfigError
 from ..options import option
 from ..privacy import accountant, ledger
+from ..privacy.drowning import drowned
 from ..privacy.noise import add_noise
 from ..tree import Tree
 
 SINGLE = ("stack", "concat")                  # reductions that show the server single clients' uploads
-DROWNED = 5.0            # noise that is longer than the change by this factor is warned of
 _ROUNDING = 1 - 1e-6                          # keeps the norm in float32 arithmetic below the bound
 
 
@@ -97,11 +97,11 @@ class Dp(Part):
         return None
 
     def caution(self, spec: Spec) -> str | None:
-        clients, numbers = spec.policy.cohort_size(spec.population), sum(spec.model["params"][k].numel() for k in spec.trained)
-        times = self.noise * (numbers / clients ** (1 if self.place == "local" else 2)) ** 0.5       # changes do not grow with the model
-        return None if times < DROWNED else (
-            f"adds noise {times:.0f} times as long as the change it hides can be, with {clients} clients in a round and {numbers:,} "
-            "numbers in the model. Models rarely learn from that. Use more clients in a round, a smaller model, or less noise.")
+        if self.clip is None:
+            return None
+        clients = spec.policy.cohort_size(spec.population)
+        deviation = self.noise * self.clip / clients ** (0.5 if self.place == "local" else 1.0)
+        return drowned(deviation, self.clip, clients, [spec.model["params"][k] for k in spec.trained])
 
     def share(self, key: str, spec: Spec) -> bool:
         return not self.noise or key not in spec.model["buffers"]        # noise on variances and counters would be nonsense
