@@ -166,3 +166,10 @@ def test_a_part_that_begins_after_the_last_round_is_warned_of():
     assert "anchors first acts in round 21, and the run has 20" in _said([0, 1] * 4, method="fedfm", rounds=20)[0]
     assert _said([0, 1] * 4, method="fedfm", rounds=21) == []
     assert _said([0, 1] * 4, method="fedfm", rounds=1, settings={"anchors.start": 0}) == []
+
+
+def test_noise_is_named_where_it_is_the_likely_cause_of_outputs_that_are_not_finite():
+    """Noise of 1e37 beside changes of norm 1: parameters stay finite, outputs do not, and no learning rate would help."""
+    with pytest.raises(NonFiniteError, match=r"after round 1 the loss .* The likely cause: dp adds noise .* If that is not it"):
+        consilience.run("fedavg+dp", "synthetic(samples=400, classes=3, clients=4, features=6)", rounds=1, steps=1,
+                        model="mlp(hidden=(16,))", settings={"dp.noise": 1e37})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import memory, rng
+from ..core.diagnose import advice
 from ..core.federation import Federation
 from ..core.population import RowTable
 from ..data import FederatedData
@@ -95,7 +96,7 @@ def _finite(scores: Scores, fed: Federation) -> Scores:
     bad = [repr(name) for name, loss in scores.with_samples("loss").items() if not math.isfinite(loss)]
     if bad:
         raise NonFiniteError(f"Training has diverged: after round {fed.round_number} the loss on the samples of {some(bad)} is not finite, "
-                             f"scored {scores.scored}. Use a smaller learning rate than {fed.policy.lr:g}, or look at the data.")
+                             f"scored {scores.scored}. {advice(fed, 'the data')}")
     return scores
 
 
