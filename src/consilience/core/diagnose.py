@@ -70,6 +70,23 @@ def _update(step: Step) -> str:
     return f"the update (with {' and '.join(shares)})" if shares else "the update of the task's gradient"
 
 
+def without_effect(fed: Federation, work: LocalWork) -> list[str]:
+    """Parts whose term of the loss depends, in every phase, on nothing that trains, and that do not change its gradient either.
+
+    Found by the first step of each phase, of which nothing stays.
+    """
+    slot = fed.make_slot(work)
+    work.load(slot)
+    adding, acting = [], set()
+    for phase, sizes in work.schedule:
+        fed.program.begin(slot, phase)
+        with torch.enable_grad():
+            step = fed.program.step(slot, phase, sizes[0])
+        adding += [p.name for p in step.hooks["loss"]]
+        acting |= {*step.corrected, *(name for name, term in step.first.terms if torch.is_tensor(term) and term.requires_grad)}
+    return sorted({*adding} - acting)
+
+
 def advice(fed: Federation, data: str = "the client's data", averaged: bool = True) -> str:
     """What may keep numbers finite. Once something was put together, what the run was warned of at its start is the likelier cause."""
     cure = f"use a smaller learning rate than {fed.policy.lr:g}, or look at {data}."
