@@ -60,6 +60,14 @@ def test_one_recipe_in_full(run):
     assert "47.10" in run("recipes", "fedbr/table6")                          # as printed: TOML's 47.10 is a number
 
 
+def test_a_mean_of_columns_lacks_what_they_lack(run):
+    lines = [line.split() for line in run("recipes", "fedfa/table4").splitlines() if line.startswith("fedavg ")]
+    assert {line[1]: " ".join(line[4:]) for line in lines if "_" not in line[1]} == {
+        "office": "needs office_caltech10", "domainnet": "needs domainnet", "prostate": "needs prostate_mri"}
+    cells = json.loads(run("recipes", "fedfa/table4", "--json"))["cell_list"]
+    assert not [c for c in cells if not c["unavailable"]]
+
+
 def test_a_reason_stands_once_below_the_table_and_in_full_for_programs(run):
     """What 24 cells lack is a few words in each line; JSON and CSV, which have no notes, say it in full."""
     whole = "the data set cifar10 is not in the data directory (consilience data info cifar10 says how to get it)"
