@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import typer
@@ -111,12 +112,15 @@ def test_a_recipe_named_twice_is_written_and_printed_once(run, tiny, tmp_path):
     assert f"{asked[0].rpartition('/')[2]} {asked[1].rpartition('/')[2]}" in document["command"]
 
 
-def test_two_files_of_one_name_are_not_written_over_each_other(run, tiny, tmp_path):
+@pytest.mark.parametrize(("one", "two"), [("tiny.toml", "other/tiny.toml"), ("my own.toml", "my-own.toml")])
+def test_recipes_of_one_folder_are_not_written_over_each_other(run, tmp_path, one, two):
+    """Names of folders have no spaces, so that two names can mean one."""
     (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / tiny.name
-    other.write_text(TINY, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Two recipes are named 'tiny\.toml'"):
-        run("reproduce", str(tiny), str(other), "--seeds", "1", "--report-only")
+    both = [tmp_path / one, tmp_path / two]
+    for path in both:
+        path.write_text(TINY, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(f"The recipes '{both[0]}' and '{both[1]}' would be written to one folder")):
+        run("reproduce", *map(str, both), "--seeds", "1", "--report-only")
 
 
 def test_failures_end_with_three(run, tiny):

@@ -110,9 +110,9 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
         recipe = load_recipe(name)
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
         folder = out if out is not None and len(selections) == 1 else top / plain
-        if any(folder == piece.out for piece in pieces):
-            raise ConfigError(f"Two recipes are named {recipe.name!r} and would be written to one folder, {folder}. Give each a command "
-                              "and an --out of its own.")
+        if other := next((before for before, piece in zip(selections, pieces) if folder == piece.out), None):
+            raise ConfigError(f"The recipes {other!r} and {name!r} would be written to one folder, {folder}. Give each a command and an "
+                              "--out of its own.")
         place = runs or (folder if len(selections) == 1 else top) / RUNS
         order = Order(first_rows, first_columns, seeds, scale, engine, device, changed, skip, tuple(beside))
         pieces.append(Piece(recipe, order, folder, place))
