@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +15,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:        # as in a backgroun
 settings.register_profile("consilience", deadline=None, max_examples=20, derandomize=True,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("consilience")
+PATIENCE = 30.0                # seconds until a line that does not come is given up
+
+
+class Log:
+    """What was written to standard error so far."""
+
+    def __init__(self, capsys):
+        self.capsys, self.text = capsys, ""
+
+    def read(self):
+        self.text += self.capsys.readouterr().err
+        return self.text.splitlines()
+
+    def wait_for(self, *words):
+        """A line with all these words, which comes some time."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            for line in self.read():
+                if all(word in line for word in words):
+                    return line
+            time.sleep(0.005)
+        pytest.fail(f"No line with {words} among {sorted({*self.text.splitlines()})}"[:2000])
+
+
+@pytest.fixture
+def log(monkeypatch, capsys):
+    """A log in which lines of progress follow each other at once."""
+    from consilience.runs import progress
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    return Log(capsys)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consilience.errors import ConfigError, did_you_mean
-from consilience.options import build, check, coerce, describe, format_call, option, parse_call
+from consilience.options import _quote_keywords, build, check, coerce, describe, format_call, option, parse_call
 from consilience.parts import PARTS
 
 
@@ -202,6 +202,20 @@ def test_format_and_parse_are_inverse(name, values):
 ])
 def test_calls_by_hand(text, result):
     assert parse_call(text, "A split") == result
+
+
+gaps = st.sampled_from(["", " ", "\n", "  # pass, in\n", "\t"])
+values_as_typed = st.one_of(st.sampled_from([w for w in keyword.kwlist if w not in ("True", "False", "None")]).map(lambda w: (w, repr(w))),
+                            st.sampled_from(["None", "word", "'x=pass,'", "1", "(1, 2)", '"é"']).map(lambda w: (w, w)))
+
+
+@given(st.lists(st.tuples(identifiers, gaps, values_as_typed, gaps), max_size=8))
+@settings(max_examples=100)
+@example([("key", " ", ("pass", "'pass'"), "\n")] * 10_000)
+def test_keywords_are_quoted_where_a_value_stands_and_nothing_else_changes(entries):
+    """What was typed is put together beside what it must become, piece by piece."""
+    bare, quoted = ("f(" + ",".join(f"{key}={before}{value[i]}{after}" for key, before, value, after in entries) + ")" for i in (0, 1))
+    assert _quote_keywords(bare) == quoted
 
 
 @pytest.mark.parametrize(("text", "message"), [

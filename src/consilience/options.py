@@ -212,11 +212,13 @@ def _quote_keywords(text: str) -> str:
     except (tokenize.TokenError, SyntaxError):                          # not Python at all: what reads it says so
         return text
     begins = [0, *(i + 1 for i, ch in enumerate(text) if ch == "\n")]     # where each row begins
-    for before, word, after in reversed([*zip(tokens, tokens[1:], tokens[2:])]):
+    pieces, done = [], 0
+    for before, word, after in zip(tokens, tokens[1:], tokens[2:]):
         if before.string == "=" and after.string in (",", ")") and keyword.iskeyword(word.string) and word.string not in _PYTHONS:
             start, end = (begins[row - 1] + column for row, column in (word.start, word.end))
-            text = f"{text[:start]}{word.string!r}{text[end:]}"
-    return text
+            pieces += [text[done:start], repr(word.string)]
+            done = end
+    return "".join([*pieces, text[done:]])
 
 
 def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import zipfile
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from consilience.cli.data import app
-from consilience.data import SOURCES
+from consilience.data import SOURCES, download, verify
+from consilience.data.sources import Download
 from consilience.errors import DataError
 
 
@@ -108,8 +111,6 @@ def test_show_stops_at_once_when_a_split_cannot_be_met(run):
 
 
 def test_download_offline(run, monkeypatch, tmp_path):
-    from consilience.data.sources import Download
-
     monkeypatch.setattr(SOURCES["ag_news"], "downloads", (Download((tmp_path / "none").as_uri(), "ag_news/train.csv"),))
     with pytest.raises(DataError, match="cannot be fetched"):
         run("download", "ag_news")
@@ -118,3 +119,65 @@ def test_download_offline(run, monkeypatch, tmp_path):
     monkeypatch.setattr(SOURCES["ag_news"], "downloads", (Download(origin.as_uri(), "ag_news/train.csv"),))
     document = json.loads(run("download", "ag_news", "--json"))
     assert document["files"] == [str(tmp_path / "data" / "ag_news" / "train.csv")]
+
+
+# ---- in a log, where no bar can be drawn --------------------------------------------------------------------------------
+
+class Slow(io.BytesIO):
+    """A transfer that does not end before its first megabyte was told of."""
+
+    headers = {"Content-Length": "2000000"}
+
+    def __init__(self, log, content):
+        super().__init__(content)
+        self.log = log
+
+    def read(self, size=-1):
+        if self.tell() == 1_000_000:
+            self.log.wait_for("words.zip · 1.0 MB of 2.0 MB after 0:0")
+        return super().read(1_000_000)
+
+
+def test_a_download_says_in_a_log_how_far_it_is(cli, log, monkeypatch, tmp_path):
+    with zipfile.ZipFile(tmp_path / "made.zip", "w") as made:
+        made.writestr("train.csv", b"x" * (2_000_000 - 116))           # stored as it is; 116 bytes are the archive's own
+    content = (tmp_path / "made.zip").read_bytes()
+    assert len(content) == 2_000_000
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(SOURCES["ag_news"], "downloads", (Download("file:///words.zip", "ag_news"),))
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: Slow(log, content))
+    unpack = download._unpack
+
+    def slowly(archive, folder):
+        log.wait_for("unpacking words.zip after 0:0")
+        unpack(archive, folder)
+    monkeypatch.setattr(download, "_unpack", slowly)
+    assert cli("data", "download", "ag_news", "--data-dir", tmp_path / "data", "--json").json()["name"] == "ag_news"
+    assert (tmp_path / "data" / "ag_news" / "train.csv").stat().st_size == 2_000_000 - 116
+
+
+def test_a_check_says_in_a_log_what_it_does(cli, log, monkeypatch, tmp_path):
+    """Checksums are counted in bytes; reading has no end that could be told, but that it goes on can."""
+    folder = tmp_path / "data" / "ag_news"
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        (folder / f"{part}.csv").write_text('"1","a","b c"\n"2","d","e"\n')
+    md5_of, read, contents = verify.md5_of, SOURCES["ag_news"].read, verify.contents
+
+    def checked(path, progress):
+        found = md5_of(path, progress)
+        if path.name == "train.csv":
+            log.wait_for("checksums · 26 bytes of 52 bytes after 0:0")
+        return found
+
+    def reading(source, data_dir):
+        log.wait_for("reading after 0:0")
+        return read(source, data_dir)
+
+    def counting(dataset):
+        log.wait_for("counting after 0:0")
+        return contents(dataset)
+    monkeypatch.setattr(verify, "md5_of", checked)
+    monkeypatch.setattr(SOURCES["ag_news"], "read", reading)
+    monkeypatch.setattr(verify, "contents", counting)
+    assert cli("data", "check", "ag_news", "--data-dir", tmp_path / "data", "--json", code=2).json()["samples"] == 4

@@ -18,6 +18,13 @@ def data(tmp_path):
     return "arrays(path='site.npz')"
 
 
+def test_init_warns_of_what_a_run_would_warn_of(cli, data):
+    """Three sites and a model of D numbers: √D/3 is above 5 from 226 numbers on, and the default model for 5 features has more."""
+    made = cli("federation", "init", "hospitals", "--method", "fedavg+dp", "--like", data, "--json")
+    assert made.err.startswith("Warning: dp adds noise")
+    assert made.json()["settings"]["method"] == "fedavg+dp"
+
+
 def test_init_writes_an_app_whose_hash_sites_can_approve(cli, data, tmp_path):
     made = cli("federation", "init", "hospitals", "--method", "scaffold+dbe", "--like", data, "--rounds", "4", "--set", "dbe.kappa=5", "-o",
                "deadline=60", "--json").json()

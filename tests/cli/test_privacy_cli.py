@@ -109,3 +109,11 @@ def test_clipping_alone_claims_nothing(cli):
 def test_refusals_reach_the_user_in_words(cli):
     assert "only place=local protects those" in cli("run", "fedfa+dp", *IMAGES, code=2).err
     assert "dp needs weights=uniform" in cli("run", "fedavg+dp", *DATA, "-o", "weights=samples", code=2).err
+
+
+def test_explain_warns_as_a_run_does(cli):
+    """Four clients and a model of more than 400 numbers: the noise is at least √400/4 = 5 times as long as any change."""
+    document = cli("explain", "fedavg+dp", *DATA, "--json").json()
+    assert [line.partition(",")[0].partition(" times")[2] for line in document["warnings"]] == [" as long as the change it hides can be"]
+    assert "warning dp adds noise" in " ".join(cli("explain", "fedavg+dp", *DATA).out.split())
+    assert cli("explain", "fedavg", *DATA, "--json").json()["warnings"] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +129,8 @@ BY_SETTING = {
     "a slope by rows beside mixed features": (("mix", {"partner": "row"}), ("moex", {}), "Use partner=batch"),
     "cores beside local noise": (("apple", {}), ("dp", {"place": "local"}), "apple uploads whole models"),
     "models beside local noise": (("fomo", {}), ("dp", {"place": "local"}), "fomo uploads whole models"),
+    "cores beside a bound": (("apple", {}), ("dp", {"noise": 0.0}), "apple uploads whole models"),
+    "models beside a bound": (("fomo", {}), ("dp", {"noise": 0.0}), "fomo uploads whole models"),
     "lite beside scaffold": (("anchors", {"lite": True, "every": 2}), ("scaffold", {}), "models that travel only now and then"),
     "lite beside avgm": (("anchors", {"lite": True, "every": 5}), ("avgm", {}), "in every round"),
     "the same part twice": (("prox", {}), ("prox", {"mu": 1.0}), "the same part twice"),
@@ -147,6 +151,26 @@ def test_what_is_refused_by_setting_is_accepted_otherwise() -> None:
     Method([PARTS["mix"](form="naive", partner="row"), PARTS["moex"]()])
     Method([PARTS["mix"](form="naive"), PARTS["apfl"]()])
     Method([PARTS["anchors"](lite=True, every=1), PARTS["scaffold"]()])
+    Method([PARTS["apple"](), PARTS["dp"](clip=None, noise=0.0)])
+    Method([PARTS["fomo"](), PARTS["dp"](clip=None, noise=0.0)])
+
+
+@pytest.mark.parametrize(("name", "settings", "hook"), [
+    ("affine", {}, "relabel"), ("apfl", {}, "relabel"), ("mix", {"partner": "row"}, "relabel"), ("mix", {}, "gradient"),
+    ("vhl", {}, "main_loss"), ("apple", {}, "release"), ("fomo", {}, "release"), ("dp", {}, "weights")])
+def test_a_hook_that_settings_leave_unused_is_no_reason_to_refuse(name: str, settings: dict[str, Any], hook: str) -> None:
+    @dataclass(frozen=True)
+    class Other(Part):
+        on: bool = True
+        name = "other"
+
+        @property
+        def unused(self) -> frozenset[str]:
+            return frozenset() if self.on else frozenset((hook,))
+    setattr(Other, hook, lambda self, *given: None)
+    with pytest.raises(RefusedCombination):
+        Method([PARTS[name](**settings), Other()])
+    Method([PARTS[name](**settings), Other(on=False)])
 
 
 def test_two_main_losses_and_two_gradients_are_refused() -> None:

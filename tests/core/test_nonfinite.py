@@ -10,6 +10,7 @@ import pytest
 import torch
 from core_parts import Break, Plain, federation
 
+from consilience import tree
 from consilience.core.part import Part
 from consilience.core.snapshot import snapshot
 from consilience.errors import ConsilienceError, NonFiniteError
@@ -89,6 +90,47 @@ def test_a_learning_rate_that_explodes():
     fed = federation(Plain(), lr=1e38, epochs=2)
     with pytest.raises(NonFiniteError, match=r"client 'client0', round 1, step \d+\. Use a smaller learning rate than 1e\+38"):
         fed.round()
+
+
+@dataclass(frozen=True)
+class Guard(Part):
+    """It does what it warns of."""
+
+    times: float = 1.0            # what leaves a client
+    added: float = 0.0            # to what is published of all of them
+
+    name = "guard"
+
+    def caution(self, spec):
+        return "drowns what clients learn. Use less of it."
+
+    def release(self, c, uploads, model):
+        return uploads, {**model, "params": tree.scale(model["params"], self.times)}
+
+    def publish(self, s, owner, reduced, how):
+        return {k: t + self.added for k, t in reduced.items()}
+
+
+LIKELY = (r" The likely cause: guard drowns what clients learn\. Use less of it\. If that is not it, use a smaller learning rate than "
+          r"0\.25, or look at the (client's )?data\.")
+
+
+@pytest.mark.parametrize(("guard", "rounds", "where"), [
+    (Guard(times=1e30), 2, r"at client 'client0', round 2, step 1\."),
+    (Guard(times=1e300), 1, r"what guard made of the model of client 'client0', round 1, after step \d+\."),
+    (Guard(added=1e300), 1, r"the new global model is not finite after aggregation \(guard\)\.")])
+def test_what_was_warned_of_is_the_likely_cause_once_it_could_act(guard, rounds, where):
+    fed = tiny_federation([guard], lr=0.25)
+    for _ in range(rounds - 1):
+        fed.round()
+    with pytest.raises(NonFiniteError, match=where + LIKELY):
+        fed.round()
+
+
+def test_what_was_warned_of_is_not_the_cause_before_it_could_act():
+    """In round one clients train on a model that nobody has touched."""
+    with pytest.raises(NonFiniteError, match=r"round 1, step \d+\. Use a smaller learning rate than 1e\+38, or look at the client's data"):
+        tiny_federation([Guard()], lr=1e38).round()
 
 
 def test_samples_that_are_not_numbers():
@@ -203,7 +245,7 @@ def test_state_of_a_part_that_is_not_finite(home):
         def finish(self, c):
             bad = torch.tensor(float("nan"))
             return {"k": bad if home == "kept" else c.kept["k"]}, {"x": bad if home == "upload" else torch.zeros(())}
-    with pytest.raises(NonFiniteError, match="leaky"):
+    with pytest.raises(NonFiniteError, match=r"'leaky' keeps or uploads .* step \d+\. Use a smaller learning rate than"):
         tiny_federation([Leaky()]).round()
 
 

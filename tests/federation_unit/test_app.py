@@ -60,6 +60,17 @@ def test_refusals_come_before_anything_is_written(tmp_path, values, said):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(("values", "said"), [
+    ({"method": "fedavg+dp"}, "dp adds noise 47 times as long as the change it hides can be, with 3 clients in a round"),      # √19,722 / 3
+    ({"method": "fedfm", "rounds": 5}, "anchors first acts in round 21, and the run has 5"),
+    ({"method": "fedavg+dp", "settings.dp.noise": 0.05}, None)])
+def test_what_a_run_warns_of_is_said_when_the_app_is_made(tmp_path, values, said):
+    heard = []
+    init(tmp_path / "a", values, like="digits", warn=heard.append)
+    assert len(heard) == (said is not None)
+    assert all(line.startswith(said) for line in heard)
+
+
 def test_names_and_folders_flower_would_refuse(tmp_path):
     with pytest.raises(ConfigError, match="a letter first"):
         init(tmp_path / "3 hospitals", {"method": "fedavg"}, like="digits")

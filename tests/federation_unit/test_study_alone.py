@@ -54,6 +54,11 @@ def test_refusals_come_before_any_run(settings, candidates, more, said):
         make_plan(settings, candidates, **more)
 
 
+def test_what_a_run_warns_of_is_among_the_plans_remarks(settings):
+    plan = make_plan(settings, ["fedprox", "fedavg+dp"], budget=2)
+    assert [line.partition(" 47 times")[0] for line in plan.remarks] == ["fedavg+dp: dp adds noise"]       # √19,722 / 3, once for both
+
+
 def test_an_app_with_a_methods_options(settings):
     fixed = settle({"method": "dbe", "settings.dbe.kappa": 5}, like="digits")
     with pytest.raises(ConfigError, match=r"dbe\.kappa"):

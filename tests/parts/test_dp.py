@@ -33,14 +33,18 @@ def send(part: Dp, change: dict[str, Any], uploads: dict[str, Any] | None = None
     return part.release(c, uploads or {}, model)
 
 
+def told(part: Dp, clients: int, size: float = 1e9) -> str | None:
+    """What is said before a run of so many clients a round, with 40,000 numbers that travel, of that norm, and a million that do not."""
+    spec = SimpleNamespace(policy=SimpleNamespace(cohort_size=lambda population: clients), population=2000, trained=("a", "b"),
+                           model={"params": {"a": torch.full((100, 300), size / 200), "b": torch.full((10000,), size / 200),
+                                             "mine": torch.zeros(10**6)}})
+    return part.caution(spec)                                       # type: ignore[arg-type]
+
+
 def test_noise_that_drowns_the_changes_is_warned_of() -> None:
     """z·√D/m with D = 40,000 numbers: z = 1 and 40 clients give 200/40 = 5, the bound; 41 less. With place=local √m is in place of m:
     200/√1600 = 5. Numbers that do not travel get no noise.
     """
-    def told(part: Dp, clients: int) -> str | None:
-        spec = SimpleNamespace(policy=SimpleNamespace(cohort_size=lambda population: clients), population=2000, trained=("a", "b"),
-                               model={"params": {"a": torch.zeros(100, 300), "b": torch.zeros(10000), "mine": torch.zeros(10**6)}})
-        return part.caution(spec)                                   # type: ignore[arg-type]
     said = told(Dp(), 40)
     assert said is not None
     assert said.startswith("adds noise 5 times as long as the change it hides can be, with 40 clients in a round and 40,000 numbers")
@@ -49,6 +53,19 @@ def test_noise_that_drowns_the_changes_is_warned_of() -> None:
     assert told(Dp(noise=0.0), 1) is None
     assert told(Dp(place="local"), 1600)
     assert told(Dp(place="local"), 1601) is None
+    assert "noise 4,000 times as long as the change it hides can be, with 1 client in a round" in str(told(Dp(noise=20.0), 1))
+
+
+def test_noise_that_buries_the_model_is_warned_of() -> None:
+    """z·C·√D/m = 0.1·C·200/100 = C/5, twice the norm of a model of norm 3 where C = 30. A bound far above the changes does that."""
+    said = told(Dp(noise=0.1, clip=30.0), 100, size=3.0)
+    assert said is not None
+    assert said.startswith("adds noise 2 times as long as the model is at first, with 100 clients in a round")
+    assert said.endswith("Use more clients in a round, a smaller dp.clip, or less noise.")
+    assert told(Dp(noise=0.1, clip=29.9), 100, size=3.0) is None
+    assert told(Dp(noise=0.1, clip=30.0), 101, size=3.0) is None
+    assert told(Dp(noise=0.1, clip=1e6), 100, size=0.0) is None           # a model that begins at zero has no size to speak of
+    assert told(Dp(noise=0.0, clip=None), 100, size=3.0) is None
 
 
 # ---- clipping ------------------------------------------------------------------------------------------------------
@@ -261,7 +278,7 @@ def test_order_of_clients_does_not_matter(order: list[int]) -> None:
 
 def test_neutral_beside_others_changes_no_bit() -> None:
     """As FedAvg alone, so SCAFFOLD and FedFM: without bound and noise every upload passes as it is."""
-    for name in ("scaffold", "anchors", "ffa"):
+    for name in ("scaffold", "anchors", "ffa", "apple", "fomo"):
         alone = run_tiny([trial(PARTS[name])])
         both = run_tiny([trial(PARTS[name]), Dp(clip=None, noise=0.0)])
         assert not differences(alone, both, only=lambda k: not k.startswith("server/dp"))
@@ -271,6 +288,12 @@ def test_clipping_alone_protects_nothing_and_says_so() -> None:
     report = tiny_federation([Dp(noise=0.0), PARTS["ffa"]()]).round()
     assert report.privacy["epsilon"] is None
     assert "hides nothing" in Dp(noise=0.0).privacy
+
+
+def test_without_a_bound_nothing_is_said_to_be_clipped() -> None:
+    part = Dp(clip=None, noise=0.0)
+    assert tiny_federation([part]).round().privacy == {}
+    assert part.privacy == "none: without a bound uploads leave as they are"
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

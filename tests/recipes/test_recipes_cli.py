@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import typer
@@ -60,6 +61,14 @@ def test_one_recipe_in_full(run):
     assert "47.10" in run("recipes", "fedbr/table6")                          # as printed: TOML's 47.10 is a number
 
 
+def test_a_mean_of_columns_lacks_what_they_lack(run):
+    lines = [line.split() for line in run("recipes", "fedfa/table4").splitlines() if line.startswith("fedavg ")]
+    assert {line[1]: " ".join(line[4:]) for line in lines if "_" not in line[1]} == {
+        "office": "needs office_caltech10", "domainnet": "needs domainnet", "prostate": "needs prostate_mri"}
+    cells = json.loads(run("recipes", "fedfa/table4", "--json"))["cell_list"]
+    assert not [c for c in cells if not c["unavailable"]]
+
+
 def test_a_reason_stands_once_below_the_table_and_in_full_for_programs(run):
     """What 24 cells lack is a few words in each line; JSON and CSV, which have no notes, say it in full."""
     whole = "the data set cifar10 is not in the data directory (consilience data info cifar10 says how to get it)"
@@ -103,12 +112,15 @@ def test_a_recipe_named_twice_is_written_and_printed_once(run, tiny, tmp_path):
     assert f"{asked[0].rpartition('/')[2]} {asked[1].rpartition('/')[2]}" in document["command"]
 
 
-def test_two_files_of_one_name_are_not_written_over_each_other(run, tiny, tmp_path):
+@pytest.mark.parametrize(("one", "two"), [("tiny.toml", "other/tiny.toml"), ("my own.toml", "my-own.toml")])
+def test_recipes_of_one_folder_are_not_written_over_each_other(run, tmp_path, one, two):
+    """Names of folders have no spaces, so that two names can mean one."""
     (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / tiny.name
-    other.write_text(TINY, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Two recipes are named 'tiny\.toml'"):
-        run("reproduce", str(tiny), str(other), "--seeds", "1", "--report-only")
+    both = [tmp_path / one, tmp_path / two]
+    for path in both:
+        path.write_text(TINY, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(f"The recipes '{both[0]}' and '{both[1]}' would be written to one folder")):
+        run("reproduce", *map(str, both), "--seeds", "1", "--report-only")
 
 
 def test_failures_end_with_three(run, tiny):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 import consilience
+from consilience import Part, tree
 from consilience.data import from_arrays, load
-from consilience.errors import DataError, NonFiniteError
+from consilience.errors import ConsilienceError, DataError, NonFiniteError
 from consilience.metrics.accuracy import score_personal
+from consilience.parts import PARTS
 from consilience.runs import scoring
 from consilience.runs.config import RunConfig
 from consilience.runs.measure import measure, table_of
 from consilience.runs.reload import open_run
 from consilience.runs.run import Listener, build_federation, load_data
-from consilience.runs.scoring import only, score_round, scored_clients, warnings_of
+from consilience.runs.scoring import cautions_of, only, score_round, scored_clients, warnings_of
+from consilience.testing import state_of, tiny_federation, trial
 
 SETTINGS = {"data": "synthetic(samples=400, classes=3, clients=20, features=6)", "rounds": 2, "lr": 0.1, "validation": 0.2,
             "participation": 5}
@@ -177,3 +181,54 @@ def test_columns_of_very_different_size_are_warned_of():
         return [s.partition(":")[0] for s in warnings_of(build_federation(config, data), data, 3)]
     assert said(200.0) == ["The features differ in size"]
     assert said(5.0) == said(200.0, transform="standardise") == []
+
+
+def test_noise_is_named_where_it_is_the_likely_cause_of_outputs_that_are_not_finite():
+    """Noise of 1e37 beside changes of norm 1: parameters stay finite, outputs do not, and no learning rate would help."""
+    with pytest.raises(NonFiniteError, match=r"after round 1 the loss .* The likely cause: dp adds noise .* If that is not it"):
+        consilience.run("fedavg+dp", "synthetic(samples=400, classes=3, clients=4, features=6)", rounds=1, steps=1,
+                        model="mlp(hidden=(16,))", settings={"dp.noise": 1e37})
+
+
+@dataclass(frozen=True)
+class Pull(Part):
+    """FedProx as the README has it, which refuses nothing."""
+
+    mu: float = 0.1
+    name = "pull"
+
+    def loss(self, v):
+        return 0.5 * self.mu * tree.sq_dist(tree.pick(v.params, v.travelling), v.received["params"])
+
+
+@dataclass(frozen=True)
+class Corrected(Pull):
+    """The same pull added to the gradient, of parameters that need not travel."""
+
+    name = "corrected"
+
+    def grad(self, v, g):
+        return {k: t + self.mu * (v.params[k] - v.received["params"][k]) for k, t in g.items()}
+
+
+@pytest.mark.parametrize(("parts", "said"), [
+    ([Pull(), PARTS["local"]()], ["pull"]), ([Pull(), PARTS["fomo"]()], ["pull"]), ([Pull(), PARTS["local"](), PARTS["proto"]()], ["pull"]),
+    ([Pull()], []), ([Pull(), PARTS["per"]()], []), ([Pull(), PARTS["rep"]()], []), ([Corrected(), PARTS["local"]()], [])])
+def test_a_term_that_changes_nothing_where_nothing_travels_is_warned_of(parts, said):
+    fed = tiny_federation(parts)
+    before = state_of(fed)
+    warned = cautions_of(fed, 3)
+    assert [line.partition(" adds to the loss what depends on nothing that is trained")[0] for line in warned] == said
+    after = state_of(fed)
+    assert [k for k in before if not torch.equal(before[k], after[k])] == []
+
+
+@pytest.mark.parametrize("alone", ["local", "apple", "fomo"])
+def test_no_part_of_ours_is_said_to_change_nothing(alone):
+    """They refuse what they would be idle beside."""
+    for name in sorted(PARTS.keys() - {alone}):
+        try:
+            fed = tiny_federation([trial(PARTS[name]), trial(PARTS[alone])])
+        except ConsilienceError:
+            continue
+        assert cautions_of(fed, 10**6) == [], name

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from .. import options
@@ -16,6 +16,7 @@ from ..data import SOURCES, directory, load, save_split, statistics, verify
 from ..data.download import download as fetch
 from ..data.picture import draw_split
 from ..data.sources import make
+from ..runs.progress import progress_bar
 from .output import AsJson, print_json
 
 app = typer.Typer(no_args_is_help=True, help="List, check, fetch and look at data sets.")
@@ -79,13 +80,19 @@ def info(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Read the whole data set, compare checksums with the published ones, and count. Exit code 2 if a file differs."""
     source = make(name)
-    with _progress() as bar:
-        total = verify.bytes_to_check(source, data_dir)
-        task = bar.add_task("checksums", total=total, visible=total > 0)
-        files = verify.check_files(source, data_dir, lambda n: bar.advance(task, n))
-        bar.update(task, description="reading", total=None)
+    with progress_bar(of_bytes=True, transient=True) as bar:
+        stages, read, total = _Stages(bar), 0, verify.bytes_to_check(source, data_dir)
+
+        def report(count: int) -> None:
+            nonlocal read
+            read += count
+            stages.tell("checksums", read, total)
+
+        files = verify.check_files(source, data_dir, report)
+        stages.tell("reading")
         dataset = source.read(data_dir)
-    held = verify.contents(dataset)
+        stages.tell("counting")
+        held = verify.contents(dataset)
     ok = all(f["verdict"] != "differs" for f in files)
     if as_json:
         print_json({"name": source.name, "text": source.text, "ok": ok, "files": files, **held})
@@ -170,15 +177,8 @@ _MOST = 20      # clients listed one by one
 def download(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Fetch a data set's files, check them and unpack them. Needs a connection."""
     source = make(name)
-    with _progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file, total=total or None)
-            bar.update(tasks[file], completed=done)
-
-        paths = fetch(source, data_dir, report)
+    with progress_bar(of_bytes=True, transient=True) as bar:
+        paths = fetch(source, data_dir, _Stages(bar).tell)
     place = verify.where(source, data_dir)
     if as_json:
         return print_json({"name": source.name, "files": [str(p) for p in paths], "found": place["found"],
@@ -198,9 +198,19 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _progress() -> Progress:
-    """On stderr, so that stdout holds the answer only; gone when it is done."""
-    return Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True)
+class _Stages:
+    """One stage of the work after another under one bar."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar, self.what, self.task = bar, "", TaskID(-1)
+
+    def tell(self, what: str, done: int = 0, total: int = 0) -> None:
+        """So many bytes of so many are done; a total of 0 is not known."""
+        if what != self.what:
+            if self.what:
+                self.bar.remove_task(self.task)
+            self.what, self.task = what, self.bar.add_task(what, total=total or None, note="")
+        self.bar.update(self.task, completed=done, total=total or None)
 
 
 def _unindent(text: str) -> str:

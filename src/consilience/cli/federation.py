@@ -79,7 +79,7 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
         like = like or (None if sample else simulated.like)
         for what in simulated.left:
             warn(f"The run's {what} is of the simulation alone; sites differ and fail by themselves.")
-    settings = write(folder, values, like=like, name_of_data=simulated.name if simulated else "")
+    settings = write(folder, values, like=like, name_of_data=simulated.name if simulated else "", warn=warn)
     sha256 = app_hash(folder)
     if as_json:
         return print_json({"app": str(folder), "hash": sha256, "settings": settings.flat()})

@@ -93,6 +93,8 @@ def _print_explanation(d: dict[str, Any]) -> None:
     say("[bold]resolved[/bold]")
     for line in d["resolves"]:
         say(f"  {escape(line)}")
+    for line in d["warnings"]:
+        say(f"[yellow]warning[/yellow]  {escape(line)}")
 
 
 def _print_privacy(d: dict[str, Any], say: Any) -> None:

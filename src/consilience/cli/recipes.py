@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ConfigError
 from ..recipes.check import absent_source, missing_data
-from ..recipes.collect import obstacle
+from ..recipes.collect import obstacles
 from ..recipes.draw import draw
 from ..recipes.folders import RUNS
 from ..recipes.format import Recipe
@@ -60,12 +60,14 @@ def recipes(name: Annotated[str | None, typer.Argument(help="One recipe, in full
 
 def _show(recipe: Recipe, form: str, as_json: bool) -> None:
     """Every cell with the paper's value and why it cannot be had."""
+    reasons = obstacles(recipe)
     cells = [{"row": c.row.name, "column": c.column.name, "method": c.method, "paper": c.printed.text if c.printed else None,
-              "ours": c.ours, "unavailable": obstacle(c),
-              "run": dict(c.values) if c.values is not None else None, "protocol": c.score.sentence()} for c in recipe.cells]
+              "ours": c.ours, "unavailable": why,
+              "run": dict(c.values) if c.values is not None else None, "protocol": c.score.sentence()}
+             for c, why in zip(recipe.cells, reasons)]
     if as_json:
         return print_json({**_facts(recipe), "readings": list(recipe.readings), "notes": list(recipe.notes), "cell_list": cells})
-    in_short = {} if form == "csv" else _in_short(recipe)       # CSV has no notes to explain them
+    in_short = {} if form == "csv" else _in_short(recipe, reasons)       # CSV has no notes to explain them
     rows = [[str(c["row"]), str(c["column"]), "ours" if c["ours"] else cell.printed.shown(cell.digits) if cell.printed else "–",
              str(c["method"] or "–"), in_short.get(str(c["unavailable"]), str(c["unavailable"] or "yes"))]
             for c, cell in zip(cells, recipe.cells)]
@@ -75,18 +77,17 @@ def _show(recipe: Recipe, form: str, as_json: bool) -> None:
     print_table(Table(["row", "column", "paper", "method", "can be run"], rows, f"{recipe.name}: {recipe.title}", notes, cells), form)
 
 
-def _in_short(recipe: Recipe) -> dict[str, str]:
+def _in_short(recipe: Recipe, reasons: Sequence[str | None]) -> dict[str, str]:
     """A few words for every reason why cells cannot be had: the reason itself stands once below the table, not on every line of it."""
     words = {recipe.unavailable: "no"} if recipe.unavailable else {}
     numbered = 0
-    for cell in recipe.cells:
-        reason = obstacle(cell)
+    for cell, reason in zip(recipe.cells, reasons):
         if not reason or reason in words:
             continue
-        if cell.unavailable or cell.values is None:
+        if cell.unavailable:
             numbered += 1
             words[reason] = f"no ({numbered})"
-        else:
+        elif cell.values is not None:                            # a mean of columns has the reason of one of them
             words[reason] = f"needs {absent_source(cell.values)}"
     return words
 
@@ -109,9 +110,9 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
         recipe = load_recipe(name)
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name.removesuffix(".toml"))
         folder = out if out is not None and len(selections) == 1 else top / plain
-        if any(folder == piece.out for piece in pieces):
-            raise ConfigError(f"Two recipes are named {recipe.name!r} and would be written to one folder, {folder}. Give each a command "
-                              "and an --out of its own.")
+        if other := next((before for before, piece in zip(selections, pieces) if folder == piece.out), None):
+            raise ConfigError(f"The recipes {other!r} and {name!r} would be written to one folder, {folder}. Give each a command and an "
+                              "--out of its own.")
         place = runs or (folder if len(selections) == 1 else top) / RUNS
         order = Order(first_rows, first_columns, seeds, scale, engine, device, changed, skip, tuple(beside))
         pieces.append(Piece(recipe, order, folder, place))

@@ -9,6 +9,7 @@ import torch
 from .. import tree
 from ..errors import NonFiniteError
 from ..tree import Flat, Tree
+from .diagnose import advice
 from .part import Model
 from .server import merge_counters, weighted_change
 
@@ -37,7 +38,7 @@ def new_model(fed: Federation, ids: list[int], models: list[Flat], all_buffers: 
     model = {"params": {**fed.model["params"], **{k: torch.add(w, change[k], out=torch.empty_like(w)) for k, w in params.items()}},
              "buffers": {**fed.model["buffers"], **{k: b + moved[k] for k, b in floats.items()}, **counters}}
     if not bool(tree.all_finite(model)):
-        names = ", ".join(q.name for q in fed.method.using("aggregate")) or "the average"
+        names = ", ".join(q.name for hook in ("publish", "aggregate") for q in fed.method.using(hook)) or "the average"
         raise NonFiniteError(f"Round {fed.round_number}: the new global model is not finite after aggregation ({names}). "
-                             "Use a smaller learning rate.")
+                             f"{advice(fed, 'the data')}")
     return model

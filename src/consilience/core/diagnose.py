@@ -29,7 +29,7 @@ def refuse_nonfinite(fed: Federation, ids: list[int], done: dict[int, Outcome], 
         parcels = done[number].uploads.get(part.name, {}), done[number].state.tensors["kept"].get(part.name, {})
         if bool(fine[ids.index(number)][:2].all()) and not bool(tree.all_finite(dict(enumerate(parcels)))):
             raise NonFiniteError(f"Training became non-finite: what part {part.name!r} keeps or uploads after the steps of client "
-                                 f"{fed.name_of(number)!r}, round {fed.round_number}, step {len(done[number].losses)}.")
+                                 f"{fed.name_of(number)!r}, round {fed.round_number}, step {len(done[number].losses)}. {advice(fed)}")
     with torch.enable_grad():
         raise NonFiniteError(find_nonfinite(fed, LocalWork(fed, number, fed.client(number), ids, down[number])))
 
@@ -43,6 +43,7 @@ def _all_finite(trees: Sequence[Any]) -> bool:
 def find_nonfinite(fed: Federation, work: LocalWork) -> str:
     """A sentence naming client, round, step and part."""
     where = f"client {fed.name_of(work.number)!r}, round {fed.round_number}"
+    cure = advice(fed, averaged=fed.last_exchange > 0)
     slot = fed.make_slot(work)
     work.load(slot)
     number = 0
@@ -54,10 +55,12 @@ def find_nonfinite(fed: Federation, work: LocalWork) -> str:
             for name, term in step.first.terms:
                 if torch.is_tensor(term) and not bool(term.isfinite().all()):
                     what = "the task's loss" if name == "task" else f"the loss of part {name!r}"
-                    return f"Training became non-finite: {what} at {where}, step {number}. {_advice(fed)}"
+                    return f"Training became non-finite: {what} at {where}, step {number}. {cure}"
             if not bool(tree.all_finite(slot.model)):
-                return f"Training became non-finite: {_update(step)} at {where}, step {number}. {_advice(fed)}"
-    return f"Training became non-finite at {where}, but not when it was run again on its own. {_advice(fed)}"
+                return f"Training became non-finite: {_update(step)} at {where}, step {number}. {cure}"
+    if guards := ", ".join(p.name for p in fed.method.using("release")):           # which act after the steps
+        return f"Training became non-finite: what {guards} made of the model of {where}, after step {number}. {advice(fed)}"
+    return f"Training became non-finite at {where}, but not when it was run again on its own. {cure}"
 
 
 def _update(step: Step) -> str:
@@ -67,5 +70,25 @@ def _update(step: Step) -> str:
     return f"the update (with {' and '.join(shares)})" if shares else "the update of the task's gradient"
 
 
-def _advice(fed: Federation) -> str:
-    return f"Use a smaller learning rate than {fed.policy.lr:g}, or look at the client's data."
+def without_effect(fed: Federation, work: LocalWork) -> list[str]:
+    """Parts whose term of the loss depends, in every phase, on nothing that trains, and that do not change its gradient either.
+
+    Found by the first step of each phase, of which nothing stays.
+    """
+    slot = fed.make_slot(work)
+    work.load(slot)
+    adding, acting = [], set()
+    for phase, sizes in work.schedule:
+        fed.program.begin(slot, phase)
+        with torch.enable_grad():
+            step = fed.program.step(slot, phase, sizes[0])
+        adding += [p.name for p in step.hooks["loss"]]
+        acting |= {*step.corrected, *(name for name, term in step.first.terms if torch.is_tensor(term) and term.requires_grad)}
+    return sorted({*adding} - acting)
+
+
+def advice(fed: Federation, data: str = "the client's data", averaged: bool = True) -> str:
+    """What may keep numbers finite. Once something was put together, what the run was warned of at its start is the likelier cause."""
+    cure = f"use a smaller learning rate than {fed.policy.lr:g}, or look at {data}."
+    warned = " ".join(f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec)))
+    return f"The likely cause: {warned} If that is not it, {cure}" if warned and averaged else cure[0].upper() + cure[1:]

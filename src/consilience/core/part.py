@@ -117,7 +117,7 @@ class Part:
     @property
     def skips_exchanges(self) -> bool:
         """Whether `exchange` says no to some rounds."""
-        return type(self).exchange is not Part.exchange
+        return type(self).exchange is not Part.exchange and "exchange" not in self.unused
 
     @property
     def second_order(self) -> bool:

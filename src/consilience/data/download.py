@@ -14,7 +14,7 @@ from . import directory
 from .sources import Download, Source
 from .verify import md5_of
 
-Progress = Callable[[str, int, int], None]      # (file, bytes so far, bytes in all or 0)
+Progress = Callable[[str, int, int], None]      # (what is done, bytes so far, bytes in all or 0 where nobody counts)
 
 
 def download(source: Source, data_dir: str | Path | None = None, progress: Progress | None = None) -> list[Path]:
@@ -28,16 +28,29 @@ def download(source: Source, data_dir: str | Path | None = None, progress: Progr
 
 
 def fetch(item: Download, base: Path, progress: Progress | None = None) -> Path:
-    """One file: to a temporary name first, so that a broken transfer never looks like a data file."""
+    """One file, unpacked where it is an archive; one that is there already is fetched again if it is not the published one."""
+    tell = progress or (lambda what, done, total: None)
     name = Path(urllib.request.url2pathname(item.url)).name
     packed = name.endswith((".tar.gz", ".tgz", ".zip"))
     target = base / item.to / name if packed else base / item.to
-    if target.is_file() and (not item.md5 or md5_of(target) == item.md5):
-        if packed:
-            _unpack(target, base / item.to)
-        return target
+    if not target.is_file() or not _is_published(target, item, tell):
+        _transfer(item, target, tell)
+    if packed:
+        tell(f"unpacking {name}", 0, 0)
+        _unpack(target, base / item.to)
+    return target
+
+
+def _is_published(file: Path, item: Download, tell: Progress) -> bool:
+    tell(f"checking {file.name}", 0, 0)
+    return not item.md5 or md5_of(file) == item.md5
+
+
+def _transfer(item: Download, target: Path, tell: Progress) -> None:
+    """To a temporary name first, so that a broken transfer never looks like a data file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".part")
+    tell(target.name, 0, 0)
     try:
         with urllib.request.urlopen(item.url, timeout=60) as reply, partial.open("wb") as file:
             total = int(reply.headers.get("Content-Length") or 0)
@@ -45,10 +58,10 @@ def fetch(item: Download, base: Path, progress: Progress | None = None) -> Path:
             while piece := reply.read(1 << 18):
                 file.write(piece)
                 done += len(piece)
-                if progress:
-                    progress(name, done, total)
+                tell(target.name, done, total)
         if total and done != total:
             raise DataError(f"{item.url} broke off after {done} of {total} bytes. Try again.")
+        tell(f"checking {target.name}", 0, 0)
         found = md5_of(partial) if item.md5 else ""
         if found != item.md5:
             raise DataError(f"{item.url} arrived damaged or is another version: its MD5 must be {item.md5}. Got {found} instead.")
@@ -61,9 +74,6 @@ def fetch(item: Download, base: Path, progress: Progress | None = None) -> Path:
         raise DataError(f"The file {target} cannot be written: {error}.") from None
     finally:
         partial.unlink(missing_ok=True)
-    if packed:
-        _unpack(target, base / item.to)
-    return target
 
 
 def _unpack(archive: Path, folder: Path) -> None:

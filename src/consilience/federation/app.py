@@ -11,7 +11,7 @@ import dataclasses
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..models import default_for
 from ..options import parse_call
 from ..runs.config import _RunOnly, flatten_settings
 from ..runs.files import disk
+from ..runs.scoring import cautions_of
 from .approval import hash_of
 from .commands import command_path, toml_value
 from .processes import Processes
@@ -54,10 +55,12 @@ GROUPS = {
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
 
-def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "") -> FederationSettings:
+def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "",
+         warn: Callable[[str], None] = lambda text: None) -> FederationSettings:
     """Check the settings as a run would, then write the app. Nothing is written when something is refused.
 
-    `name_of_data` is the name of the data set of a simulation whose default model the federation shall have.
+    `name_of_data` is the name of the data set of a simulation whose default model the federation shall have; `warn` is told what a
+    run would warn of before its first round.
     """
     folder = Path(folder)
     name = folder.absolute().name
@@ -66,7 +69,7 @@ def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = No
                           f"Got {name!r} instead.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists and is not empty. Name a new folder.")
-    settings = settle(values, like=like, name_of_data=name_of_data)
+    settings = settle(values, like=like, name_of_data=name_of_data, warn=warn)
     with disk("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pyproject.toml").write_text(pyproject(name, settings), encoding="utf-8")
@@ -75,7 +78,8 @@ def init(folder: str | Path, values: Mapping[str, Any], *, like: str | None = No
     return settings
 
 
-def settle(values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "") -> FederationSettings:
+def settle(values: Mapping[str, Any], *, like: str | None = None, name_of_data: str = "",
+           warn: Callable[[str], None] = lambda text: None) -> FederationSettings:
     """Settings with what `like` (a data set or a site's adapter) tells of the samples, tried out."""
     given = {**(_form_of(like) if like else {}), **values}
     if not given.get("sample") and not like:
@@ -87,7 +91,9 @@ def settle(values: Mapping[str, Any], *, like: str | None = None, name_of_data: 
         text = default_for(name_of_data or (like or "").partition("(")[0], tuple(_transformed(settings).shape[1:]),
                            vocabulary=a.vocabulary, task=a.task)
         settings = FederationSettings.make({**given, "model": text})
-    rehearse(settings)             # builds model and method on samples of zeros: what cannot work is said before any site hears of it
+    fed = rehearse(settings)       # builds model and method on samples of zeros: what cannot work is said before any site hears of it
+    for message in cautions_of(fed, settings.run.run.rounds):
+        warn(message)
     return settings
 
 

@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..options import format_call
 from ..parts.stack import parse_stack
 from ..runs.entries import Entry, make_entries
+from ..runs.scoring import cautions_of
 from ..runs.tune import at, draw, space_of
 from .commands import SuperLink
 from .follow import Record, read_run, run_and_follow
@@ -104,7 +105,8 @@ def make_plan(settings: FederationSettings, candidates: Sequence[str], *, budget
                          "eval_every": rounds, "seed": settings.run.policy.seed}
             made = FederationSettings.make({**settings.flat(), **overrides})
             if number == 0:
-                rehearse(made)                                  # model and method fit, or the error says why not
+                fed = rehearse(made)                            # model and method fit, or the error says why not
+                remarks += [f"{entry.name}: {message}" for message in cautions_of(fed, rounds)]
             trials.append(Trial(entry.name, number, point, overrides))
     return Plan(settings, entries, trials, spaces, budget, remarks)
 

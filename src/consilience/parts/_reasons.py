@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..core.method import Method
 from ..core.part import Part, Spec
 
 NEEDS_AVERAGE = {"no global model": "acts on the average of the clients' models",
@@ -14,7 +15,7 @@ WHOLE_MODELS = "whole models that go to other clients"
 
 def bounds_changes(other: Part) -> str | None:
     """Why a part with whole models among its uploads cannot stand beside one that scales all uploads to a small norm."""
-    if type(other).release is not Part.release:
+    if Method.has(other, "release"):
         return f"uploads whole models, and {other.name} bounds uploads as if they were changes"
     return None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.layout import Layout
+from ..core.method import Method
 from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..options import option
@@ -37,7 +38,7 @@ class Affine(Part):
     prefers = {"weights": "uniform"}
 
     def objection(self, other: Part) -> str | None:
-        if type(other).relabel is not Part.relabel:
+        if Method.has(other, "relabel"):
             return f"ascends the loss before {other.name} mixes the labels of features that it mixed"
         return None
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import tree
 from ..core.client import ClientView
+from ..core.method import Method
 from ..core.part import Model, Part, Spec
 from ..core.step import StepView
 from ..options import option
@@ -48,7 +49,7 @@ class Apfl(Part):
         return {"local head": reason, "no global model": reason}
 
     def objection(self, other: Part) -> str | None:
-        if type(other).relabel is not Part.relabel:
+        if Method.has(other, "relabel"):
             return f"passes batches through its own model as they are, and {other.name} mixes labels because it mixed features"
         if other.second_order:
             return f"steps its own model by the task's loss, and {other.name} has inputs that are meant for a loss of its own"

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..core.client import ClientView
+from ..core.method import Method
 from ..core.part import Model, Part, Spec
 from ..core.server import ServerView
 from ..errors import ConfigError
 from ..options import option
 from ..privacy import accountant, ledger
-from ..privacy.noise import secret_normal
+from ..privacy.drowning import drowned
+from ..privacy.noise import add_noise
 from ..tree import Tree
 
 SINGLE = ("stack", "concat")                  # reductions that show the server single clients' uploads
-DROWNED = 5.0            # noise that is longer than the change by this factor is warned of
 _ROUNDING = 1 - 1e-6                          # keeps the norm in float32 arithmetic below the bound
 
 
@@ -53,7 +54,13 @@ class Dp(Part):
     prefers = {"weights": "uniform"}
 
     @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(("release", "publish", "account") if self.clip is None else ())
+
+    @property
     def privacy(self) -> str:
+        if self.clip is None:
+            return "none: without a bound uploads leave as they are"
         if not self.noise:
             return "none: without noise clipping bounds a client's influence, but hides nothing"
         server = {"client": "the server sees single uploads with a share of the noise only, unless they are summed securely",
@@ -71,7 +78,7 @@ class Dp(Part):
             return f"protects clients from each other, and {other.name} pools them into one"
         single = [f"{other.name}.{k}" for k, how in other.uploads.items() if how in SINGLE]
         single += ["single models"] if other.reads_models else []
-        single += ["weights of single clients"] if type(other).weights is not Part.weights else []
+        single += ["weights of single clients"] if Method.has(other, "weights") else []
         if single and self.place != "local":
             return (f"with place={self.place} protects sums over clients, and {other.name} makes the server read {', '.join(single)}; "
                     "only place=local protects those")
@@ -90,11 +97,11 @@ class Dp(Part):
         return None
 
     def caution(self, spec: Spec) -> str | None:
-        clients, numbers = spec.policy.cohort_size(spec.population), sum(spec.model["params"][k].numel() for k in spec.trained)
-        times = self.noise * (numbers / clients ** (1 if self.place == "local" else 2)) ** 0.5       # changes do not grow with the model
-        return None if times < DROWNED else (
-            f"adds noise {times:.0f} times as long as the change it hides can be, with {clients} clients in a round and {numbers:,} "
-            "numbers in the model. Models rarely learn from that. Use more clients in a round, a smaller model, or less noise.")
+        if self.clip is None:
+            return None
+        clients = spec.policy.cohort_size(spec.population)
+        deviation = self.noise * self.clip / clients ** (0.5 if self.place == "local" else 1.0)
+        return drowned(deviation, self.clip, clients, [spec.model["params"][k] for k in spec.trained])
 
     def share(self, key: str, spec: Spec) -> bool:
         return not self.noise or key not in spec.model["buffers"]        # noise on variances and counters would be nonsense
@@ -102,8 +109,6 @@ class Dp(Part):
     # ---- on a client ---------------------------------------------------------------------------------------------------
 
     def release(self, c: ClientView, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]:
-        if self.clip is None:
-            return uploads, model
         before, after = ({k: t for half in m.values() for k, t in half.items()} for m in (c.received, model))
         change = {k: after[k] - before[k] for k in c.moving if after[k].is_floating_point()}
         theirs = {path: self.scale * t for path, t in tree.paths(uploads) if self._is_number(path, t)}
@@ -128,25 +133,19 @@ class Dp(Part):
 
     def _noisy(self, c: ClientView, vector: list[Tensor]) -> list[Tensor]:
         share = {"server": 0.0, "client": c.expected**-0.5, "local": 1.0}[self.place]
-        return self._add_noise(vector, self.noise * (self.clip or 0.0) * share, c.key, c.secret, "client")
-
-    def _add_noise(self, vector: list[Tensor], deviation: float, key: Tensor, secret: bytes, label: str) -> list[Tensor]:
-        if not deviation:
-            return vector
-        sizes = [t.numel() for t in vector]
-        flat = secret_normal(secret, f"{label} {int(key)}", vector, sum(sizes)) if secret else rng.normal(key, (sum(sizes),))
-        return [t + deviation * n.reshape(t.shape).to(t.device) for t, n in zip(vector, flat.split(sizes))]
+        return add_noise(vector, self.noise * (self.clip or 0.0) * share, c.key, c.secret, "client")
 
     # ---- on the server -------------------------------------------------------------------------------------------------
 
     def publish(self, s: ServerView, owner: str, reduced: Tree, how: Mapping[str, str]) -> Tree:
         """place=server: noise on sums, and on averages as much as their divisor leaves of it."""
-        if self.place != "server" or not self.noise or self.clip is None:
+        if self.place != "server" or not self.noise:
             return reduced
         out = {}
         for k, value in reduced.items():
             over = (1 if how.get(k) == "sum" else len(s.ids)) * (self.scale if owner else 1.0)
-            noisy = iter(self._add_noise(tree.leaves(value), self.noise * self.clip / over, rng.key(s.key, owner, k), s.secret, "server"))
+            deviation, key = self.noise * (self.clip or 0.0) / over, rng.key(s.key, owner, k)
+            noisy = iter(add_noise(tree.leaves(value), deviation, key, s.secret, "server"))
             out[k] = tree.map(lambda _, noisy=noisy: next(noisy), value)
         return out
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core.client import ClientView
+from ..core.method import Method
 from ..core.part import Batch, Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
@@ -63,9 +64,9 @@ class Mix(Part):
         return self.form == "fedmix" and self.lam > 0
 
     def objection(self, other: Part) -> str | None:
-        if self.form == "fedmix" and type(other).gradient is not Part.gradient:
+        if self.form == "fedmix" and Method.has(other, "gradient"):
             return f"takes the gradient of a gradient, and {other.name} has a gradient of its own. Use form=naive beside it"
-        if self.form == "fedmix" and self.partner == "row" and type(other).relabel is not Part.relabel:
+        if self.form == "fedmix" and self.partner == "row" and Method.has(other, "relabel"):
             return f"gives every row a label of its own average, which {other.name} would have to mix as it mixes rows. Use partner=batch"
         return None
 

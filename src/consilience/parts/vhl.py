@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import rng
 from ..core.client import ClientView
+from ..core.method import Method
 from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..core.task import as_probabilities
@@ -50,7 +51,7 @@ class Vhl(Part):
         return frozenset({"extra outputs"})
 
     def objection(self, other: Part) -> str | None:
-        if type(other).main_loss is not Part.main_loss:
+        if Method.has(other, "main_loss"):
             return f"adds outputs to the task's own loss, and {other.name} has another"
         return None
 

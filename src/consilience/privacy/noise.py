@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import rng
+
 
 def secret_normal(secret: bytes, label: str, hidden: Sequence[Tensor], count: int) -> Tensor:
     """`count` standard normal numbers from a secret, a label and the tensors that they are to hide."""
@@ -28,3 +30,12 @@ def secret_normal(secret: bytes, label: str, hidden: Sequence[Tensor], count: in
     radius = np.sqrt(-2 * np.log(u))
     both = np.concatenate([radius * np.cos(2 * np.pi * v), radius * np.sin(2 * np.pi * v)])
     return torch.from_numpy(both[:count].astype(np.float32))
+
+
+def add_noise(vector: list[Tensor], deviation: float, key: Tensor, secret: bytes, label: str) -> list[Tensor]:
+    """The vector with noise of that deviation on every coordinate: from the secret where there is one, else keyed."""
+    if not deviation:
+        return vector
+    sizes = [t.numel() for t in vector]
+    flat = secret_normal(secret, f"{label} {int(key)}", vector, sum(sizes)) if secret else rng.normal(key, (sum(sizes),))
+    return [t + deviation * n.reshape(t.shape).to(t.device) for t, n in zip(vector, flat.split(sizes))]

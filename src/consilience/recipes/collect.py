@@ -30,6 +30,13 @@ def obstacle(cell: Cell) -> str | None:
     return cell.unavailable or (missing_data(cell.values) if cell.values is not None else None)
 
 
+def obstacles(recipe: Recipe) -> list[str | None]:
+    """Why each cell of a recipe cannot be had, in their order. A mean of columns lacks what any of them lacks."""
+    own = {(c.row.name, c.column.name): obstacle(c) for c in recipe.cells}
+    return [next((why for name in (c.column.name, *c.column.mean_of, *c.column.minus) if (why := own.get((c.row.name, name)))), None)
+            for c in recipe.cells]
+
+
 class Failures(dict[str, str]):
     """Why runs failed, by their folders' names; and why measures of runs did, which the runs themselves outlive."""
 

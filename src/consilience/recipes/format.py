@@ -66,7 +66,7 @@ class Score:
     def settled(self) -> bool:
         """Whether a value that is there stays, whatever rounds follow: the first round at a threshold, or what a named round has."""
         threshold = self.reach is not None or self.reach_row is not None
-        return threshold or isinstance(self.select, int) and self.report != "seconds_per_round"
+        return threshold or (isinstance(self.select, int) and self.report != "seconds_per_round")
 
     @property
     def no_fraction(self) -> str | None:

@@ -13,6 +13,7 @@ from ..parts.presets import PRESETS
 from ..parts.registry import installed_parts
 from ..parts.stack import Stack, forwarded
 from .privacy import SUMS, disclosures
+from .scoring import cautions_of
 
 HOMES = {"shared": "on the server, sent to clients", "server": "on the server, never sent", "kept": "on a client, between rounds",
          "personal": "on a client, trained, never sent", "local": "parts of the model that never leave a client",
@@ -44,6 +45,7 @@ def explain(stack: Stack, fed: Federation, rounds: int = 1) -> dict[str, Any]:
     fresh = fed.clients.fresh.tensors
     homes = {"shared": fed.shared, "server": fed.server, **{h: fresh[h] for h in ("kept", "personal", "local", "previous", "own",
                                                                                  "optimiser")}}
+    warnings = cautions_of(fed, rounds)
     first, later = _traffic(fed)
     return {"method": stack.canonical, "parts": [describe_part(p) for p in fed.method.parts],
             "phases": [{"name": p.name, "model": p.model, "keys": len(p.keys), "epochs": p.epochs} for p in fed.phases],
@@ -52,7 +54,8 @@ def explain(stack: Stack, fed: Federation, rounds: int = 1) -> dict[str, Any]:
                       "travels": sum(t.numel() for k, t in (fed.model["params"] | fed.model["buffers"]).items() if k in fed.spec.shared)},
             "state": {home: {"where": HOMES[home], "bytes": tree.count_bytes(state), "tensors": _leaves(state)}
                       for home, state in homes.items() if tree.leaves(state)},
-            "traffic": {"first_round": first, "later_rounds": later}, "privacy": disclosures(fed, rounds), "resolves": _choices(fed)}
+            "traffic": {"first_round": first, "later_rounds": later}, "privacy": disclosures(fed, rounds), "resolves": _choices(fed),
+            "warnings": warnings}
 
 
 def _traffic(fed: Federation) -> tuple[dict[str, int], dict[str, int]]:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..core.federation import Federation
 from ..metrics.criterion import headline, measure_of
@@ -16,32 +27,43 @@ from .run import Listener
 EVERY = 30.0                   # seconds between two lines of a log
 
 
-def progress_bar() -> Progress:
+def progress_bar(*, of_bytes: bool = False, transient: bool = False) -> Progress:
+    """A bar, or lines in a log, over whatever its tasks count, or `of_bytes`. A `transient` one leaves nothing behind."""
     console = Console(stderr=True, highlight=False)
-    kind = Progress if console.is_terminal or console.is_jupyter else _Lines
-    return kind(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console, transient=False)
+    drawn = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+    kind, count = Progress if drawn else _Lines, DownloadColumn() if of_bytes else MofNCompleteColumn()
+    return kind(TextColumn("{task.description}", markup=False), BarColumn(), count, TimeElapsedColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False), console=console, transient=transient)
 
 
 class _Lines(Progress):
-    """Where a bar cannot be drawn over itself, as in the log of a batch job: a line now and then, and the bar at the end."""
+    """Where a bar cannot be drawn over itself, as in the log of a batch job: a line now and then, and the bar at the end.
 
-    _told: float | None = None
+    A clock of its own tells when: work that reports nothing for a while is what a reader of the log wonders about.
+    """
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        super().update(task_id, **changes)
-        now = self.get_time()
-        if self._told is None:
-            self._told = now
-        if now - self._told >= EVERY:
-            self._told = now
+    def start(self) -> None:
+        super().start()
+        self._over = Event()
+        self._clock = Thread(target=self._tell, args=(self._over,), daemon=True)
+        self._clock.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._clock.join()              # no line may come after the bar at the end
+        super().stop()
+
+    def _tell(self, over: Event) -> None:
+        of_bytes = any(isinstance(column, DownloadColumn) for column in self.columns)
+        while not over.wait(EVERY):
             for task in self.tasks:
                 if not task.finished:
-                    self.console.print(_line(task), markup=False, soft_wrap=True)
+                    self.console.print(_line(task, of_bytes), markup=False, soft_wrap=True)
 
 
-def _line(task: Task) -> str:
-    of = "" if task.total is None else f" · {task.completed:.0f} of {task.total:.0f}"
+def _line(task: Task, of_bytes: bool) -> str:
+    counts = [filesize.decimal(int(n)) if of_bytes else f"{n:.0f}" for n in (task.completed, task.total) if n is not None]
+    of = f" · {' of '.join(counts)}" if task.completed or task.total is not None else ""
     left = "" if task.time_remaining is None else f", {timedelta(seconds=int(task.time_remaining))} to go"
     note = f" · {task.fields['note']}" if task.fields.get("note") else ""
     return f"{task.description}{of} after {timedelta(seconds=int(task.elapsed or 0))}{left}{note}"

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import memory, rng
+from ..core.diagnose import advice, without_effect
 from ..core.federation import Federation
 from ..core.population import RowTable
 from ..data import FederatedData
 from ..data.federated import ClientTable
+from ..engines.rehearse import who_trains, work_of
 from ..errors import NonFiniteError, some
 from ..metrics.accuracy import Scores, score_global, score_model, score_personal
 
@@ -96,15 +98,25 @@ def _finite(scores: Scores, fed: Federation) -> Scores:
     bad = [repr(name) for name, loss in scores.with_samples("loss").items() if not math.isfinite(loss)]
     if bad:
         raise NonFiniteError(f"Training has diverged: after round {fed.round_number} the loss on the samples of {some(bad)} is not finite, "
-                             f"scored {scores.scored}. Use a smaller learning rate than {fed.policy.lr:g}, or look at the data.")
+                             f"scored {scores.scored}. {advice(fed, 'the data')}")
     return scores
+
+
+def cautions_of(fed: Federation, rounds: int) -> list[str]:
+    """What a user should know of a method before the first of so many rounds, whatever the samples are."""
+    out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
+           f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
+    out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
+    if not fed.spec.trained and fed.method.using("loss"):            # where nothing travels, v.travelling is empty
+        out += [f"{name} adds to the loss what depends on nothing that is trained, so that it changes nothing here: nothing of the model "
+                "travels. Leave it out, or stack it with methods that average models."
+                for name in without_effect(fed, work_of(fed, next(who_trains(fed))))]
+    return out
 
 
 def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
     """What a user should know before the first of so many rounds."""
-    out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
-           f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
-    out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
+    out = cautions_of(fed, rounds)
     idle = _never_training(fed)
     if len(idle):
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")

@@ -25,6 +25,14 @@ def test_clipping_alone_equals_the_simulation(method: str, tmp_path: Path) -> No
     assert records[-1]["privacy"]["epsilon"] is None
 
 
+def test_the_server_warns_of_noise_that_drowns_what_it_hides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those who follow a run pass on what its server warns of."""
+    fake = Fake(tmp_path, "dp", **{**NOISY, "rounds": 1})
+    fake.run()
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [line.partition(", with 4 clients in a round")[1] for line in said] == [", with 4 clients in a round"]
+
+
 def test_noise_is_secret_and_counted(tmp_path: Path) -> None:
     """Four sites are expected, three train: Σ 1/z² is (1/4)·(4/3) a round. Nothing is claimed for sampling, and no loss is told."""
     told: list[Any] = []

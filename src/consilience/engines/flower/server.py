@@ -16,6 +16,7 @@ from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
 from ...runs.run import describe_round
+from ...runs.scoring import cautions_of
 from .build import build_for_server, declaration, rehearse
 from .checks import Expected
 from .ledger import Ledger, server_folder
@@ -46,6 +47,8 @@ class Server:
             self._await_sites()
             self.fed = self._build()
             if not self.ledger.done:
+                for message in cautions_of(self.expected.fed, self.settings.run.run.rounds):
+                    log.warning("%s", message)
                 self._rounds()
                 self.ledger.finish(self.fed, "all rounds done")
             log.info("The federation is done: %d rounds. Its folder is %s.", self.fed.round_number, self.ledger.path)
