@@ -6,8 +6,9 @@ from .core.part import Part
 from .errors import ConfigError, ConsilienceError, ConsilienceWarning, DataError, NonFiniteError, RefusedCombination
 from .options import option
 from .runs import Result, RunConfig, run
+from .runs.compare import compare
 
 __version__ = "0.1.0"
 
 __all__ = ["ConfigError", "ConsilienceError", "ConsilienceWarning", "DataError", "NonFiniteError", "Part", "RefusedCombination", "Result",
-           "RunConfig", "option", "run", "tree"]
+           "RunConfig", "compare", "option", "run", "tree"]

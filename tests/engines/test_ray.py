@@ -30,7 +30,7 @@ from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
 from consilience.runs import cluster as run_cluster
 from consilience.runs import run
-from consilience.runs.compare import compare
+from consilience.runs.compare import compare_config
 from consilience.runs.config import RunConfig
 from consilience.runs.many import Job, run_many
 from consilience.testing import differences, run_tiny, snapshot, tiny_federation, trial
@@ -349,7 +349,7 @@ def test_jobs(free):
 def test_the_same_comparison_on_two_workers_and_on_one_machine(free, tmp_path):
     base = RunConfig.make({"rounds": 2, "clients": 4, "train_fraction": 0.3})
     how = {"methods": ["fedavg", "scaffold+dbe"], "base": base, "seeds": [0, 1]}
-    one, other = compare(**how, jobs=1, out=tmp_path / "one"), compare(**how, on="ray", out=tmp_path / "two")
+    one, other = compare_config(**how, jobs=1, out=tmp_path / "one"), compare_config(**how, on="ray", out=tmp_path / "two")
     assert one.document() == other.document()
     assert not one.failures
     assert not other.failures

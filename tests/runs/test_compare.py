@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ import typer
 from scipy import stats
 from typer.testing import CliRunner
 
+import consilience
 from consilience.cli import train
+from consilience.data import load
 from consilience.errors import ConfigError, ConsilienceWarning
 from consilience.runs import many
-from consilience.runs.compare import Watcher, compare
+from consilience.runs.compare import Watcher, compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
 from consilience.runs.entries import make_entries
@@ -29,7 +32,7 @@ BASE = RunConfig.make(TINY)
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("comparison")
-    return out, compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, save=True)
+    return out, compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, save=True)
 
 
 class Counted:
@@ -48,7 +51,7 @@ class Counted:
 
 def test_from_python_warnings_are_python_s_own(tmp_path):
     with pytest.warns(ConsilienceWarning, match="fedfm, seed 0: anchors first acts in round 21"):
-        compare(["fedfm"], BASE, [0], out=tmp_path, jobs=1, with_local=False)
+        compare_config(["fedfm"], BASE, [0], out=tmp_path, jobs=1, with_local=False)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -154,13 +157,13 @@ def test_one_method_has_nothing_to_gain_from() -> None:
 def test_the_reference_is_fedavg_or_what_was_asked_for(finished: tuple[Path, Comparison]) -> None:
     out, comparison = finished
     assert comparison.reference == "fedavg"
-    again = compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="fedprox")
+    again = compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="fedprox")
     assert again.table().header[4] == "gain over fedprox"
-    over_local = compare(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="local").table()
+    over_local = compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, reference="local").table()
     assert over_local.header[4:] == ["gain over local", "p"]                       # not twice
-    assert compare(["fedprox"], BASE, [0], out=out, jobs=1).reference == "fedprox"
+    assert compare_config(["fedprox"], BASE, [0], out=out, jobs=1).reference == "fedprox"
     with pytest.raises(ConfigError, match=r"Unknown reference 'fedpro'\. Did you mean 'fedprox'"):
-        compare(["fedavg", "fedprox"], BASE, [0], out=out, reference="fedpro")
+        compare_config(["fedavg", "fedprox"], BASE, [0], out=out, reference="fedpro")
 
 
 def test_runs_on_different_data_are_not_compared() -> None:
@@ -172,16 +175,16 @@ def test_runs_on_different_data_are_not_compared() -> None:
 
 def test_a_score_by_validation_needs_validation_samples() -> None:
     with pytest.raises(ConfigError, match="needs validation samples"):
-        compare(["fedavg"], RunConfig.make({**TINY, "validation": None}), [0], jobs=1, score="best_by_validation")
+        compare_config(["fedavg"], RunConfig.make({**TINY, "validation": None}), [0], jobs=1, score="best_by_validation")
     with pytest.raises(ConfigError, match="Unknown score 'lats'"):
-        compare(["fedavg"], BASE, [0], score="lats")
+        compare_config(["fedavg"], BASE, [0], score="lats")
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 def test_the_number_of_processes_changes_nothing(finished: tuple[Path, Comparison], tmp_path: Path) -> None:
     _, alone = finished
-    together = compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=2)
+    together = compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=2)
     assert not together.failures
     assert json.dumps(together.document()) == json.dumps(alone.document())
 
@@ -189,9 +192,9 @@ def test_the_number_of_processes_changes_nothing(finished: tuple[Path, Compariso
 def test_a_finished_comparison_is_only_read(finished: tuple[Path, Comparison], monkeypatch: pytest.MonkeyPatch) -> None:
     out, first = finished
     counted = Counted(monkeypatch)
-    assert compare(["fedprox", "fedavg"], BASE, [0, 1], out=out, jobs=1).rows()[1] == first.rows()[2]
+    assert compare_config(["fedprox", "fedavg"], BASE, [0, 1], out=out, jobs=1).rows()[1] == first.rows()[2]
     assert counted.calls == 0
-    more = compare(["fedavg"], BASE, [0, 1, 2], out=out, jobs=1)                   # a third seed: two runs more
+    more = compare_config(["fedavg"], BASE, [0, 1, 2], out=out, jobs=1)                   # a third seed: two runs more
     assert counted.calls == 2
     assert more.rows()[1]["personalised"]["values"][:2] == first.rows()[1]["personalised"]["values"]
 
@@ -200,14 +203,14 @@ def test_what_was_interrupted_goes_on(finished: tuple[Path, Comparison], tmp_pat
     with monkeypatch.context() as patch:
         Counted(patch, stop_at=4)
         with pytest.raises(KeyboardInterrupt):
-            compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1)
+            compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1)
     counted = Counted(monkeypatch)
-    assert compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1).document() == finished[1].document()
+    assert compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1).document() == finished[1].document()
     assert counted.calls == 3                                                       # six runs, three of them were finished
 
 
 def test_a_failed_run_is_said_in_its_row_and_the_rest_goes_on(tmp_path: Path, finished: tuple[Path, Comparison]) -> None:
-    broken = compare(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1, overrides={"fedprox": {"lr": 1e30}})
+    broken = compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=tmp_path, jobs=1, overrides={"fedprox": {"lr": 1e30}})
     rows = {r["name"]: r for r in broken.rows()}
     assert set(rows["fedprox"]["failures"]) == {"0", "1"}
     assert rows["fedprox"]["personalised"] is None
@@ -241,7 +244,7 @@ def test_seeds_that_failed_in_the_same_way_share_a_line() -> None:
 def test_what_no_run_can_do_is_said_once(tmp_path: Path) -> None:
     """A split that the data cannot give is no fault of a method: one error, no table of dashes."""
     with pytest.raises(ConfigError, match=r"^No run could be made: Split 'dirichlet' over 400 clients .* needs 4000 samples"):
-        compare(["fedavg", "fedprox"], BASE.replace(clients=400), [0, 1], out=tmp_path, jobs=1)
+        compare_config(["fedavg", "fedprox"], BASE.replace(clients=400), [0, 1], out=tmp_path, jobs=1)
 
 
 @pytest.mark.slow
@@ -251,7 +254,7 @@ def test_a_process_that_dies_takes_no_other_run_along(tmp_path: Path) -> None:
         "@dataclass(frozen=True)\nclass Die(Part):\n"
         "    name = 'die'\n\n    def build(self, module, spec):\n        os._exit(9)\n")
     method = f"{tmp_path}/die.py:Die"
-    broken = compare(["fedavg", method], BASE, [0, 1], out=tmp_path / "out", jobs=2)
+    broken = compare_config(["fedavg", method], BASE, [0, 1], out=tmp_path / "out", jobs=2)
     assert {key[0] for key in broken.failures} == {method}
     assert all("process died" in why for why in broken.failures.values())
     assert None not in broken.values("fedavg", "personalised", "accuracy")
@@ -270,7 +273,7 @@ def test_progress_counts_rounds_of_all_runs(tmp_path: Path) -> None:
         def run_done(self, label: str, failure: str | None) -> None:
             heard.append(label)
 
-    compare(["fedavg"], BASE, [5], out=tmp_path, jobs=1, with_local=False, watcher=Ear())
+    compare_config(["fedavg"], BASE, [5], out=tmp_path, jobs=1, with_local=False, watcher=Ear())
     assert heard == [("comparing", 1, 2), 1, 2, "fedavg, seed 5"]
 
 
@@ -304,13 +307,42 @@ def test_the_command_takes_a_file_with_settings_of_single_methods(tmp_path: Path
 # ---- from a script ---------------------------------------------------------------------------------------------------
 
 SCRIPT = f"""
-from consilience.runs.compare import compare
-from consilience.runs.config import RunConfig
+import consilience
 
 print("once")
-comparison = compare(["fedavg"], RunConfig.make({TINY!r}), [0], out="folder", jobs=2)
+comparison = consilience.compare(["fedavg"], seeds=[0], out="folder", jobs=2, **{TINY!r})
 print(comparison.table().render("csv"), comparison.failures)
 """
+
+
+def test_settings_by_name_give_the_comparison_of_their_configuration(finished, tmp_path: Path) -> None:
+    """As `consilience.run` takes them: methods' settings go to the methods that have them, seeds count from the first."""
+    out, wanted = finished
+    shutil.copytree(out, tmp_path / "runs")
+    made = consilience.compare(["fedavg", "fedprox"], seeds=2, out=tmp_path / "runs", jobs=1, **TINY)
+    assert made.document() == wanted.document()
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == sorted(p.name for p in out.iterdir())       # nothing was run again
+    other = consilience.compare("fedprox", seeds=1, seed=1, jobs=1, with_local=False, settings={"prox.mu": 0.5}, **TINY)
+    assert (other.methods, list(other.seeds), other.config["settings"]) == (["fedprox"], [1], {"prox.mu": 0.5})
+    assert other.documents["fedprox", 1]["config"]["settings"] == {"prox.mu": 0.5}
+
+
+def test_a_comparison_shows_its_table_and_not_its_records(finished) -> None:
+    _, comparison = finished
+    assert repr(comparison) == "<Comparison: local, fedavg, fedprox; 2 seeds. Its table: print(comparison)>"
+    assert str(comparison) == comparison.table().plain()
+    assert comparison._repr_markdown_() == comparison.table().render("markdown")
+
+
+def test_a_comparison_shows_its_progress_where_it_is_asked_to(capfd, tmp_path: Path) -> None:
+    for asked in (False, True):
+        consilience.compare(["fedavg"], seeds=1, jobs=1, with_local=False, progress=asked, **TINY)
+        assert ("1 of 1 runs" in capfd.readouterr().err) is asked
+
+
+def test_data_in_memory_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"np\.savez"):
+        consilience.compare(["fedavg"], load("digits", clients=4))             # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("from_file", [True, False])

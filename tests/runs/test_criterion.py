@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 import consilience
 from consilience.data import load
 from consilience.errors import ConfigError
-from consilience.runs.compare import compare
+from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
 from consilience.runs.result import summarise
@@ -74,7 +74,7 @@ def test_rounds_are_chosen_by_the_criterion():
 
 def test_a_comparison_goes_by_it_and_shows_other_measures(tmp_path):
     base = RunConfig.make({**TWO, "criterion": "auroc", "measure": ["f1", "drift"]})
-    made = compare(["fedavg"], base, [0, 1], out=tmp_path, jobs=1)
+    made = compare_config(["fedavg"], base, [0, 1], out=tmp_path, jobs=1)
     table = made.table()
     assert table.header[:5] == ["method", "global", "personalised", "worst client", "f1"]          # drift is no score
     last = [made.documents["fedavg", seed]["records"][-1] for seed in (0, 1)]
@@ -90,7 +90,7 @@ def test_a_comparison_goes_by_it_and_shows_other_measures(tmp_path):
 
 
 def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):
-    made = compare(["fedavg"], RunConfig.make(TWO), [0, 1], out=tmp_path, jobs=1)
+    made = compare_config(["fedavg"], RunConfig.make(TWO), [0, 1], out=tmp_path, jobs=1)
     table = made.client_table()
     assert table.header == ["client", "local", "fedavg"]
     assert [r[0] for r in table.rows] == ["0", "1", "2", "3"]

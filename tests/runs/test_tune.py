@@ -14,7 +14,7 @@ from consilience.errors import ConfigError
 from consilience.parts.presets import PRESETS
 from consilience.report.tables import Table
 from consilience.runs import many
-from consilience.runs.compare import compare
+from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison
 from consilience.runs.config import RunConfig
 from consilience.runs.entries import Entry, make_entries
@@ -41,7 +41,7 @@ METHODS, SEEDS, BUDGET = ["fedavg", "fedprox"], [0, 1], 3
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("tuned")
-    return out, compare(METHODS, BASE, SEEDS, out=out, jobs=1, tune=BUDGET, save=True)
+    return out, compare_config(METHODS, BASE, SEEDS, out=out, jobs=1, tune=BUDGET, save=True)
 
 
 def tuning_of(comparison: Comparison) -> Tuning:
@@ -203,7 +203,7 @@ def test_a_tuned_comparison_is_only_read_and_a_larger_budget_keeps_what_was_sear
     calls: list[RunConfig] = []
     real = many.run_config
     monkeypatch.setattr(many, "run_config", lambda config, **rest: (calls.append(config), real(config, **rest))[1])
-    assert compare(METHODS, BASE, SEEDS, out=out, jobs=1, tune=BUDGET).document() == first.document()
+    assert compare_config(METHODS, BASE, SEEDS, out=out, jobs=1, tune=BUDGET).document() == first.document()
     assert not calls
     entries, _ = make_entries(METHODS, BASE)
     more = tune_entries(entries, BASE, SEEDS, BUDGET + 1, out=out, jobs=1)
@@ -212,7 +212,7 @@ def test_a_tuned_comparison_is_only_read_and_a_larger_budget_keeps_what_was_sear
 
 
 def test_a_search_without_any_score_fails_its_row_only(tmp_path: Path) -> None:
-    broken = compare(["fedavg", "fedprox"], BASE, [0], out=tmp_path, jobs=1, tune=1, overrides={"fedprox": {"lr": 1e30}})
+    broken = compare_config(["fedavg", "fedprox"], BASE, [0], out=tmp_path, jobs=1, tune=1, overrides={"fedprox": {"lr": 1e30}})
     assert set(broken.failures) == {("fedprox", 0)}
     assert "no configuration of its search finished" in broken.failures["fedprox", 0]
     assert broken.values("fedavg", "personalised", "accuracy")[0] is not None
@@ -221,7 +221,7 @@ def test_a_search_without_any_score_fails_its_row_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wild", [1e30, 1e35])           # 1e35 leaves parameters that are finite, and outputs that are not
 def test_points_that_diverge_are_the_worst_and_are_said(wild: float, tmp_path: Path) -> None:
     base = BASE.replace(rounds=1, steps=1 if wild > 1e30 else 3)
-    comparison = compare(["fedavg"], base, [0], out=tmp_path, jobs=1, tune=2, learning_rates=(0.1, wild), with_local=False)
+    comparison = compare_config(["fedavg"], base, [0], out=tmp_path, jobs=1, tune=2, learning_rates=(0.1, wild), with_local=False)
     table = tuning_of(comparison).table()
     assert {row[2]: row[3:] for row in table.rows} == {f"lr={wild}": ["failed", ""], "lr=0.1": [table_score(table), "chosen"]}
     assert [note.partition(": ")[2].partition(" ")[0] for note in table.notes] == ["Training"]

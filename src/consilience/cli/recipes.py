@@ -24,10 +24,9 @@ from ..recipes.page import write_html, write_outcome
 from ..recipes.results import write_results
 from ..recipes.run import data_in, reproduce_all
 from ..report.tables import FORMATS, Table
-from ..runs.progress import progress_bar
+from ..runs.progress import RunsProgress, progress_bar
 from . import settings as s
 from .output import AsJson, Format, err, print_json, print_table, warn
-from .train import RunsProgress
 
 
 def _facts(recipe: Recipe) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..runs.progress import progress_bar
+from ..runs.progress import RunsProgress, progress_bar
 from ..runs.sweep import OBJECTIVES, SAMPLERS
 from ..runs.sweep import sweep as run_sweep
 from . import settings as s
 from .output import AsJson, Format, print_json, print_table
-from .train import RunsProgress
 
 
 def sweep(method: s.Method,

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.progress import Progress, TaskID
 
 from ..metrics.criterion import model_score
 from ..report.tables import Table
-from ..runs.compare import SCORES, Comparison, Watcher
-from ..runs.compare import compare as compare_runs
+from ..runs.compare import SCORES, Comparison, compare_config
 from ..runs.config import RunConfig, flatten_settings, parse_set, read_config_file
 from ..runs.folder import default_folder
 from ..runs.privacy import privacy_line
-from ..runs.progress import RunProgress, progress_bar
+from ..runs.progress import RunProgress, RunsProgress, progress_bar
 from ..runs.result import Result
 from ..runs.run import run_config
 from . import settings as s
@@ -153,29 +150,5 @@ def show_comparison(methods: list[str], base: RunConfig, seeds: list[int], *, ou
                     **more: Any) -> Comparison:
     """Run a comparison under one progress display."""
     with progress_bar() as bar:
-        return compare_runs(methods, base, seeds, out=out_, jobs=jobs, with_local=with_local, again=again, overrides=overrides,
-                            watcher=RunsProgress(bar), **more)
-
-
-class RunsProgress(Watcher):
-    """A bar over the rounds of all runs, with the number of runs and the latest to end."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar, self.runs, self.ended, self.task = bar, 0, 0, TaskID(0)
-
-    def begin(self, what: str, runs: int, rounds: int) -> None:
-        self.task = self.bar.add_task(what, total=rounds, note=f"0 of {runs} runs")
-        self.runs, self.ended = runs, 0
-
-    def rounds_done(self, rounds: int) -> None:
-        self.bar.update(self.task, completed=rounds)
-
-    def run_done(self, label: str, failure: str | None) -> None:
-        self.ended += 1
-        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}{' failed' if failure else ''}")
-
-    def noted(self, label: str, note: str) -> None:
-        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}: {note}")
-
-    def warned(self, message: str) -> None:
-        self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)
+        return compare_config(methods, base, seeds, out=out_, jobs=jobs, with_local=with_local, again=again, overrides=overrides,
+                              watcher=RunsProgress(bar), **more)

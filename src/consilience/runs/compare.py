@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, unknown
 from .comparison import SCORES, Comparison, check_score
-from .config import RunConfig
+from .config import RunConfig, flatten_settings
 from .entries import Entry, make_entries
+from .given import own_model
 from .lock import make_folder
 from .many import Job, Warner, Watcher, folder_in, run_many
 from .run import load_data
@@ -19,16 +21,42 @@ from .tune import Tuning, tune_entries, with_validation
 Key = tuple[str, int]
 
 
-def compare(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, out: str | Path | None = None, jobs: int | None = None,
-            with_local: bool = True, again: bool = False, overrides: Mapping[str, Mapping[str, Any]] | None = None,
-            reference: str | None = None, score: str = "last", tune: int | None = None,
-            learning_rates: Sequence[float] | None = None, save: bool = False, watcher: Watcher | None = None,
-            on: str = "here") -> Comparison:
+def compare(methods: Sequence[str], data: str = "digits", *, seeds: int | Sequence[int] = 3, out: str | Path | None = None,
+            jobs: int | None = None, progress: bool = False, with_local: bool = True, again: bool = False,
+            overrides: Mapping[str, Mapping[str, Any]] | None = None, reference: str | None = None, score: str = "last",
+            tune: int | None = None, on: str = "here", **settings: Any) -> Comparison:
     """Run every method with every seed, in parallel where there are cores, and put the results side by side.
 
-    Each run is kept in a folder of its own under `out`, so that an interrupted comparison goes on where it was. `overrides`
-    gives single methods settings of their own. A run that fails is reported in its row; the others go on. With `tune`
-    every method is first given that many configurations to choose from by validation, on a seed that is not compared.
+    `settings` are the names of `RunConfig`, as in `run`, and those of methods (`settings={'dbe.kappa': 5}`) reach the methods that have
+    them; `overrides` gives single rows settings of their own. `seeds` are so many from `seed` up, or a list. With `out` the runs are kept
+    there, each in a folder of its own, so that an interrupted comparison goes on where it was, beside comparison.json and comparison.md.
+    A run that fails is reported in its row; the others go on. With `tune` every method is first given that many configurations to choose
+    from by validation, on a seed that is not compared; a learning rate among the settings is then fixed. `progress` shows a bar.
+    """
+    if not isinstance(data, str):
+        raise ConfigError("The 'data' of a comparison must be a name: its runs are made in processes of their own, which do not see data "
+                          f"in memory. Got {type(data).__name__} instead. Write arrays to a file, np.savez('mine.npz', x=x, y=y, "
+                          "client=client), and compare on \"arrays(path='mine.npz')\".")
+    of_methods = flatten_settings(settings.pop("settings", None) or {})
+    base = RunConfig.make({**settings, "data": data, "method": "fedavg", "model": own_model(settings.get("model"))})
+    base = dataclasses.replace(base, settings=of_methods)
+    first = base.policy.seed
+    from .progress import RunsProgress, progress_bar  # it draws with rich, which a silent comparison does without
+    with progress_bar() if progress else nullcontext() as bar:
+        return compare_config([methods] if isinstance(methods, str) else methods, base,
+                              range(first, first + seeds) if isinstance(seeds, int) else seeds, out=out, jobs=jobs,
+                              with_local=with_local, again=again, overrides=overrides, reference=reference, score=score, tune=tune,
+                              learning_rates=(base.policy.lr,) if "lr" in settings else None, save=out is not None,
+                              watcher=RunsProgress(bar) if bar else None, on=on)
+
+
+def compare_config(methods: Sequence[str], base: RunConfig, seeds: Sequence[int], *, out: str | Path | None = None,
+                   jobs: int | None = None, with_local: bool = True, again: bool = False,
+                   overrides: Mapping[str, Mapping[str, Any]] | None = None, reference: str | None = None, score: str = "last",
+                   tune: int | None = None, learning_rates: Sequence[float] | None = None, save: bool = False,
+                   watcher: Watcher | None = None, on: str = "here") -> Comparison:
+    """A comparison of runs that a configuration describes but for their methods and seeds.
+
     `save` writes comparison.json and comparison.md into `out`. `on` is "here", or "ray" for runs on a cluster.
     """
     check_score(score)
@@ -85,4 +113,4 @@ def _reference(asked: str | None, entries: Sequence[Entry], with_local: bool) ->
     return names[asked.strip()]
 
 
-__all__ = ["SCORES", "Comparison", "Watcher", "compare"]
+__all__ = ["SCORES", "Comparison", "Watcher", "compare", "compare_config"]

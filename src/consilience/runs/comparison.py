@@ -87,6 +87,17 @@ class Comparison:
                 raise ConfigError(f"The runs of seed {seed} were made on different data, so they cannot be compared: "
                                   f"{' and '.join(hashes.values())}. Was the data set changed? Run them anew with --again.")
 
+    def __repr__(self) -> str:
+        """A line: the documents would fill pages."""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"<Comparison: {', '.join(self.methods)}; {len(self.seeds)} seeds{failed}. Its table: print(comparison)>"
+
+    def __str__(self) -> str:
+        return self.table().plain()
+
+    def _repr_markdown_(self) -> str:                   # what a notebook shows
+        return self.table().markdown()
+
     @property
     def local(self) -> str | None:
         """The row of clients training alone, where there is one beside the reference."""

@@ -15,6 +15,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -22,6 +23,7 @@ from rich.progress import (
 
 from ..core.federation import Federation
 from ..metrics.criterion import headline, measure_of
+from .many import Watcher
 from .run import Listener
 
 EVERY = 30.0                   # seconds between two lines of a log
@@ -89,6 +91,30 @@ class RunProgress(Listener):
 
     def noted(self, message: str) -> None:
         self.bar.console.print(f"[dim]{escape(message)}[/dim]", soft_wrap=True)
+
+    def warned(self, message: str) -> None:
+        self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)
+
+
+class RunsProgress(Watcher):
+    """A bar over the rounds of all runs, with the number of runs and the latest to end."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar, self.runs, self.ended, self.task = bar, 0, 0, TaskID(0)
+
+    def begin(self, what: str, runs: int, rounds: int) -> None:
+        self.task = self.bar.add_task(what, total=rounds, note=f"0 of {runs} runs")
+        self.runs, self.ended = runs, 0
+
+    def rounds_done(self, rounds: int) -> None:
+        self.bar.update(self.task, completed=rounds)
+
+    def run_done(self, label: str, failure: str | None) -> None:
+        self.ended += 1
+        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}{' failed' if failure else ''}")
+
+    def noted(self, label: str, note: str) -> None:
+        self.bar.update(self.task, note=f"{self.ended} of {self.runs} runs · {label}: {note}")
 
     def warned(self, message: str) -> None:
         self.bar.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True)
