@@ -7,6 +7,7 @@ import socket
 import numpy as np
 import pytest
 
+from consilience.errors import ConfigError
 from consilience.runs.lock import folder_lock
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
@@ -145,6 +146,19 @@ def test_the_demo_does_not_write_over_anything(cli, tmp_path):
     (tmp_path / "mine").mkdir()
     assert "exists" in cli("federation", "demo", "--out", "mine", code=2).err
     assert "scaffold" in cli("federation", "demo", "--method", "scafold", code=2).err
+
+
+def test_a_demo_whose_sites_tell_no_loss(cli, monkeypatch, tmp_path):
+    """As under `dp`, where no noise would hide it."""
+    heard = {"round": 1, "loss": None, "global": None, "personalised": {"accuracy": 0.25}}
+
+    def demo(method, folder, *, hear, **more):
+        hear(heard)
+        raise ConfigError("The end of the test.")
+    monkeypatch.setattr("consilience.federation.demo.demo", demo)
+    said = cli("federation", "demo", "--method", "fedavg+dp", "--rounds", "1", code=2).err
+    assert "1/1" in said
+    assert "accuracy 0.250" in said
 
 
 def test_hash_of_a_folder_without_an_app(cli, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.federation.app import settle
+from consilience.federation.demo import Demo
 from consilience.federation.study import Outcome, best_of, inline, make_plan
 from consilience.federation.study_report import Report
 from consilience.parts.stack import parse_stack
@@ -111,3 +112,11 @@ def test_ties_failures_and_missing_validation(settings):
     assert report.recommended() in ("local", "fedavg")
     unjudged = [Outcome(mine[0], None, None, {"a": 1.0}), Outcome(mine[1], None, None, {"a": 0.5})]
     assert best_of(unjudged, "fedprox") is unjudged[0]
+
+
+@pytest.mark.parametrize(("privacy", "said"), [({}, 0), ({"privacy": {"epsilon": None}}, 0), ({"privacy": {"epsilon": 4.4}}, 1)])
+def test_a_demo_says_where_noise_makes_the_difference(privacy, said):
+    """A simulation's noise is of the seed, so that it repeats; a site's is nobody else's."""
+    record = {"round": 1, "personalised": {"per_client": {}}, **privacy}
+    notes = Demo("dp", [], [record], [record], 2.1).table().notes
+    assert sum("noise" in note for note in notes) == said

@@ -58,12 +58,12 @@ def test_noise_that_drowns_the_changes_is_warned_of() -> None:
 
 def test_noise_that_buries_the_model_is_warned_of() -> None:
     """z·C·√D/m = 0.1·C·200/100 = C/5, twice the norm of a model of norm 3 where C = 30. A bound far above the changes does that."""
-    said = told(Dp(noise=0.1, clip=30.0), 100, size=3.0)
+    said = told(Dp(noise=0.1, clip=30.1), 100, size=3.0)
     assert said is not None
     assert said.startswith("adds noise 2 times as long as the model is at first, with 100 clients in a round")
     assert said.endswith("Use more clients in a round, a smaller dp.clip, or less noise.")
     assert told(Dp(noise=0.1, clip=29.9), 100, size=3.0) is None
-    assert told(Dp(noise=0.1, clip=30.0), 101, size=3.0) is None
+    assert told(Dp(noise=0.1, clip=30.1), 101, size=3.0) is None
     assert told(Dp(noise=0.1, clip=1e6), 100, size=0.0) is None           # a model that begins at zero has no size to speak of
     assert told(Dp(noise=0.0, clip=None), 100, size=3.0) is None
 

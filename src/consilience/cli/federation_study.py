@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from ..errors import ConfigError
-from ..runs.progress import progress_bar
+from ..runs.progress import latest, progress_bar
 from .output import AsJson, Format, out, print_json, print_table
 
 
@@ -47,8 +47,7 @@ def demo(method: Annotated[str, typer.Option("--method", help="Names joined by '
         task = bar.add_task("preparing", total=rounds, note="")
 
         def hear(record: dict[str, Any]) -> None:
-            score = (record["personalised"] or {}).get("accuracy")
-            bar.update(task, completed=record["round"], note="" if score is None else f"loss {record['loss']:.3f} · accuracy {score:.3f}")
+            bar.update(task, completed=record["round"], note=latest(record))
         result = run(method, folder, values={"rounds": rounds}, insecure=insecure, hear=hear,
                      say=lambda text: bar.update(task, description=text),
                      warn=lambda text: bar.console.print(f"[yellow]Warning:[/yellow] {escape(text)}", soft_wrap=True))

@@ -61,6 +61,8 @@ class Demo:
         last = self.records[-1]
         notes = [f"Accuracy on each site's own test samples after round {last['round']}; labels are how many of 0 to 9 a site has.",
                  f"Largest difference of a parameter of the global model between federation and simulation: {self.difference:.1e}."]
+        if (last.get("privacy") or {}).get("epsilon") is not None:
+            notes.append("They differ by the noise: the sites' is of their own secrets, the simulation's of the seed.")
         return Table(["site", "samples", "labels", "federation", "simulation", "difference"], rows,
                      f"{self.method} over three sites with TLS and node keys, and in simulation with the same keys", notes, data)
 

@@ -15,7 +15,7 @@ BURIED = 2.0             # times as long as the model is at first; docs/privacy.
 def drowned(deviation: float, bound: float, clients: int, trained: Sequence[Tensor]) -> str | None:
     """What to say of noise of that deviation on every number of a round's average, where changes are bounded; None where it is small."""
     numbers = sum(t.numel() for t in trained)
-    length, size = deviation * numbers**0.5, float(torch.cat([t.flatten() for t in trained]).norm()) if numbers else 0.0
+    length, size = deviation * numbers**0.5, math.hypot(*(float(torch.linalg.vector_norm(t)) for t in trained))
     for times, most, beside, cure in ((length / bound, DROWNED, "the change it hides can be", "a smaller model"),
                                       (length / (size or math.inf), BURIED, "the model is at first", "a smaller dp.clip")):
         if times >= most:

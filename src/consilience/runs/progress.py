@@ -71,6 +71,12 @@ def _line(task: Task, of_bytes: bool) -> str:
     return f"{task.description}{of} after {timedelta(seconds=int(task.elapsed or 0))}{left}{note}"
 
 
+def latest(record: dict[str, Any]) -> str:
+    """A round's loss and score, as far as there are any: sites with a part that guards what leaves them tell no loss."""
+    said = {"loss": record["loss"], measure_of(record): headline(record)}
+    return " · ".join(f"{name} {value:.3f}" for name, value in said.items() if value is not None)
+
+
 class RunProgress(Listener):
     """A bar over rounds with the latest scores, and the clients of the round under way."""
 
@@ -84,10 +90,7 @@ class RunProgress(Listener):
         self.bar.update(self.task, description=f"{self.label} · client {done}/{of}")
 
     def round_done(self, record: dict[str, Any]) -> None:
-        note = f"loss {record['loss']:.3f}" if record["loss"] is not None else ""
-        score = headline(record)
-        self.bar.update(self.task, completed=record["round"], description=self.label,
-                        note=note + (f" · {measure_of(record)} {score:.3f}" if score is not None else ""))
+        self.bar.update(self.task, completed=record["round"], description=self.label, note=latest(record))
 
     def noted(self, message: str) -> None:
         self.bar.console.print(f"[dim]{escape(message)}[/dim]", soft_wrap=True)
