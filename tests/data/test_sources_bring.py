@@ -208,6 +208,8 @@ def test_table_errors(tmp_path):
     path.write_text("a,b,label\n1,x,0\n2,3,1\n")
     fails(f'table(path="{path}")', "Column 'b'", "'x' in row 1", "drop='b'")
     fails(f'table(path="{path}", label=lable)', "no column 'lable'", "'label'")
+    path.write_text("age,dose,died\n1,2,0\n2,3,1\n")
+    fails(f'table(path="{path}")', "no column 'label'. Say which column holds the class", "There are: age, dose, died.")
     path.write_text("a,label\n1,0\n2\n")
     fails(f'table(path="{path}")', "Line 3", "2 columns", "Got 1")
     path.write_text("")

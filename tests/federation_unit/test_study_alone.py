@@ -7,7 +7,7 @@ import pytest
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.federation.app import settle
 from consilience.federation.demo import Demo
-from consilience.federation.study import Outcome, best_of, inline, make_plan
+from consilience.federation.study import Outcome, best_of, inline, make_plan, read_outcome
 from consilience.federation.study_report import Report
 from consilience.parts.stack import parse_stack
 from consilience.runs.entries import make_entries
@@ -98,6 +98,20 @@ def test_gains_per_site(settings):
     assert summary["local"]["sites_above_local"] is None
     for form in ("text", "markdown", "latex", "csv", "json"):
         assert all("fedprox" in t.render(form) for t in report.tables())
+
+
+def test_a_study_goes_by_the_app_s_criterion():
+    settings = settle({"method": "fedavg", "rounds": 3, "criterion": "auroc"}, like="digits")
+    plan = make_plan(settings, ["fedprox"], budget=2)
+    scores = lambda accuracy, value: {"per_client": {"site-0": accuracy}, "value": value, "worst": value}
+    record = {"validation": {"accuracy": 0.9, "loss": 0.1}, "global": scores(0.9, 0.9), "personalised": scores(0.9, 0.9),
+              "criterion": {"measure": "auroc", "global": scores(0.6, 0.6), "personalised": scores(0.6, 0.6), "validation": 0.7}}
+    outcome = read_outcome(plan.trials[0], {"records": [record], "sizes": {"site-0": {"test": 10}}})
+    assert (outcome.validation, outcome.accuracy) == (0.7, {"site-0": 0.6})
+    report = Report(plan, outcomes(plan))
+    assert report.gain("fedprox", "local", "site-0") == (pytest.approx(0.1), None)            # no interval: it is no mean over rows
+    summary, each = report.tables()
+    assert ("auroc" in summary.header, "auroc" in each.header, "by auroc on all sites" in summary.notes[0]) == (True, True, True)
 
 
 def test_ties_failures_and_missing_validation(settings):

@@ -96,6 +96,12 @@ def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):
     assert [r[0] for r in table.rows] == ["0", "1", "2", "3"]
     scores = [made.documents["fedavg", seed]["records"][-1]["personalised"]["per_client"]["2"] for seed in (0, 1)]
     assert table.data[2]["fedavg"]["values"] == scores
+    for doc in made.documents.values():                          # judged by a measure that client 2, of one class, does not have
+        doc["config"] = {**doc["config"], "criterion": "auroc"}
+        own = {"value": 0.5, "worst": 0.5, "per_client": {"0": 0.5, "1": 0.5, "3": 0.5}}
+        doc["records"][-1]["criterion"] = {"measure": "auroc", "global": own, "personalised": own, "validation": None}
+    lacking = Comparison(made.methods, made.seeds, made.documents, {}, "fedavg").client_table()
+    assert [(r[0], r[2]) for r in lacking.rows] == [("0", "0.500 ± 0.000"), ("1", "0.500 ± 0.000"), ("2", "–"), ("3", "0.500 ± 0.000")]
     documents = {key: {**doc, "data": {**doc["data"], "split": "iid", "hash": str(key[1])}} for key, doc in made.documents.items()}
     drawn = Comparison(made.methods, made.seeds, documents, {}, "fedavg").client_table()
     assert (drawn.rows, "data_seed=0" in drawn.notes[0]) == ([], True)

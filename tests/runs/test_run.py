@@ -163,6 +163,15 @@ def test_a_run_that_cannot_be_scored_says_so(tiny):
     assert result.records[-1]["global"]["accuracy"] is None
 
 
+def test_rows_are_flat_numbers_for_a_frame(tiny):
+    result = consilience.run("dbe", **tiny)
+    rows = result.rows()
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1]["personalised/accuracy"] == result.records[-1]["personalised"]["accuracy"]
+    assert all(isinstance(v, (int, float)) for row in rows for v in row.values())
+    assert not any("per_client" in name for row in rows for name in row)
+
+
 def test_pooled_accuracy_is_the_share_of_right_samples(tiny):
     """Counted here by hand: forward passes of the final global model over every client's test rows."""
     result = consilience.run("fedavg", **tiny)

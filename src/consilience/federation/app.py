@@ -42,7 +42,7 @@ server = server_app()
 client = client_app()
 '''
 GROUPS = {
-    "What is trained": ("method", "model", "taps", "pretrained", "rounds", "eval_every", "seed"),
+    "What is trained": ("method", "model", "taps", "pretrained", "rounds", "eval_every", "criterion", "seed"),
     "The data all sites have in common": ("sites", "sample", "input", "classes", "class_names", "feature_names", "task", "vocabulary",
                                           "transform", "proxy"),
     "Rounds, and what happens when sites are late or missing": ("min_sites", "deadline", "late", "wait", "retries", "retry_pause",

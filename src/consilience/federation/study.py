@@ -18,6 +18,7 @@ from typing import Any
 from ..engines.flower.build import rehearse
 from ..engines.flower.settings import FederationSettings
 from ..errors import ConfigError
+from ..metrics.criterion import model_score, validation_score
 from ..options import format_call
 from ..parts.stack import parse_stack
 from ..runs.entries import Entry, make_entries
@@ -55,7 +56,7 @@ class Outcome:
     trial: Trial
     validation: float | None = None
     loss: float | None = None
-    accuracy: dict[str, float] = field(default_factory=dict)       # site -> on its test rows
+    accuracy: dict[str, float] = field(default_factory=dict)       # site -> on its test rows; the app's criterion, where that is another
     tests: dict[str, int] = field(default_factory=dict)            # site -> how many
     failure: str | None = None
 
@@ -147,11 +148,10 @@ def run_study(plan: Plan, app: Path, out: Path, launcher: Launcher, link: SuperL
 def read_outcome(trial: Trial, document: Mapping[str, Any]) -> Outcome:
     """The last round's scores. Of a record only validation sums and test sums per site are read."""
     last = document["records"][-1]
-    judged = last.get("validation") or {}
-    own = last["personalised"] or {}
+    judged, own = last.get("validation") or {}, model_score(last, "personalised")
     failure = None if own.get("per_client") else "no site has test samples"
     tests = {site: sizes["test"] for site, sizes in document["sizes"].items()}
-    return Outcome(trial, judged.get("accuracy"), judged.get("loss"), dict(own.get("per_client") or {}), tests, failure)
+    return Outcome(trial, validation_score(last), judged.get("loss"), dict(own.get("per_client") or {}), tests, failure)
 
 
 def read_study(plan: Plan, out: Path) -> list[Outcome]:
@@ -160,7 +160,7 @@ def read_study(plan: Plan, out: Path) -> list[Outcome]:
 
 
 def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
-    """By validation accuracy, then validation loss, then the earliest drawn. Test scores are not looked at."""
+    """By validation score, then validation loss, then the earliest drawn. Test scores are not looked at."""
     mine = [o for o in outcomes if o.trial.method == method and o.failure is None]
     if not any(o.validation is not None for o in mine):
         return mine[0] if mine else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..metrics.criterion import ACCURACY
 from ..report.tables import Table
 from ..runs.files import write_bytes, write_json
 from .study import REFERENCES, Outcome, Plan, best_of
@@ -23,6 +24,10 @@ class Report:
     outcomes: Sequence[Outcome]
 
     @property
+    def criterion(self) -> str:
+        return self.plan.settings.run.run.criterion
+
+    @property
     def methods(self) -> list[str]:
         return [e.name for e in self.plan.entries]
 
@@ -34,7 +39,7 @@ class Report:
         return sorted({s for m in self.methods if (b := self.best(m)) for s in b.accuracy})
 
     def recommended(self) -> str | None:
-        """The method with the best validation accuracy over all sites' validation rows."""
+        """The method with the best validation score over all sites' validation rows."""
         judged = [(b.validation, m) for m in self.methods if (b := self.best(m)) and b.validation is not None]
         return max(judged, key=lambda pair: pair[0])[1] if judged else None
 
@@ -47,6 +52,8 @@ class Report:
         if mine is None or other is None or site not in mine.accuracy or site not in other.accuracy:
             return None
         p, q, n = mine.accuracy[site], other.accuracy[site], mine.tests.get(site, 0)
+        if self.criterion != ACCURACY:                          # no mean over rows: its spread does not follow from their number
+            return p - q, None
         return p - q, 1.96 * math.sqrt((p * (1 - p) + q * (1 - q)) / n) if n else None
 
     def per_site(self) -> list[dict[str, Any]]:
@@ -85,7 +92,7 @@ class Report:
                  "" if r["sites_above_local"] is None else f"{r['sites_above_local']} of {len(self.sites)}",
                  number(r["lowest_gain_over_local"], "{:+.3f}") if r["lowest_gain_over_local"] is not None else ""] for r in summary]
         budget = f"{self.plan.budget} configuration{'s' if self.plan.budget > 1 else ''}"
-        notes = [f"Every method chose among {budget} by accuracy on all sites' validation samples; the other columns are of test "
+        notes = [f"Every method chose among {budget} by {self.criterion} on all sites' validation samples; the other columns are of test "
                  "samples, which no choice looked at.",
                  *(f"Searched for {m}: {'; '.join(f'{k} in {v}' for k, v in self.plan.spaces[m].items())}." for m in self.methods)]
         notes += [f"{o.trial.method}, configuration {o.trial.number + 1} failed: {o.failure}" for o in self.outcomes if o.failure]
@@ -95,12 +102,15 @@ class Report:
         per_site = [[r["site"] if r["method"] == self.methods[0] else "", r["method"], number(r["accuracy"]),
                      *(signed(r[f"gain_over_{o}"], r[f"gain_over_{o}_half_width"]) for o in REFERENCES)] for r in each]
         tests = {r["site"]: r["test_samples"] for r in each}
-        why = [f"Accuracy of the model each site would use, on its own test samples ({', '.join(f'{s}: {n}' for s, n in tests.items())}).",
-               "±: half of a 95 % interval for a difference of two accuracies on so many samples; other seeds would add to it."]
-        return [Table(["method", "chosen settings", "validation", "accuracy", "worst site", "sites above local", "lowest gain over local"],
+        title = f"{self.criterion[0].upper()}{self.criterion[1:]}"
+        why = [f"{title} of the model each site would use, on its own test samples ({', '.join(f'{s}: {n}' for s, n in tests.items())}).",
+               "±: half of a 95 % interval for a difference of two accuracies on so many samples; other seeds would add to it."
+               if self.criterion == ACCURACY else
+               "Together: the mean over sites, by their rows. Sites without it have too few classes to test on."]
+        by = self.criterion
+        return [Table(["method", "chosen settings", "validation", by, "worst site", "sites above local", "lowest gain over local"],
                       rows, "Which method for these sites", notes, summary),
-                Table(["site", "method", "accuracy", *(WORDS[o] for o in REFERENCES)], per_site, "What each site would gain or lose", why,
-                      each)]
+                Table(["site", "method", by, *(WORDS[o] for o in REFERENCES)], per_site, "What each site would gain or lose", why, each)]
 
     def document(self) -> dict[str, Any]:
         trials = [{"method": o.trial.method, "configuration": o.trial.number, "settings": dict(o.trial.point), "validation": o.validation,

@@ -223,7 +223,7 @@ class Comparison:
             why = "Every seed divides the data anew, so no client is there twice: -o data_seed=0 keeps them, or --seeds 1."
             return Table(["client"], [], "Client by client", [why])
         rounds = [r for doc in documents for r in chosen_rounds(doc["records"], self.score)]
-        clients = sorted({name for r in rounds for name in self._score(r, "personalised").get("per_client", ())})
+        clients = sorted({name for r in rounds for name in r["personalised"]["per_client"]})       # some may lack this score
         data = [{"client": client, **{m: self._of_client(m, client) for m in self.methods}} for client in clients]
         rows = [[client, *(_cell(row[m]) for m in self.methods)] for client, row in zip(clients, data)]
         said = (f"{self.criterion[0].upper()}{self.criterion[1:]} {SCORES[self.score]}: the models that clients are served by, each on the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,21 @@ from torch import Tensor
 
 from ..core.federation import Federation
 from ..metrics import criterion
+
+_PER_CLIENT = frozenset({"round", "losses", "per_client", "gain_per_client"})      # too many series for a dashboard or a frame
+
+
+def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """A record's numbers by path, as in personalised/accuracy; what is per client is left out."""
+    out: dict[str, float] = {}
+    for key, value in record.items():
+        if key in _PER_CLIENT:
+            continue
+        if isinstance(value, Mapping):
+            out.update(numbers_of(value, f"{prefix}{key}/"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            out[f"{prefix}{key}"] = float(value)
+    return out
 
 
 @dataclass(repr=False)
@@ -49,6 +65,10 @@ class Result:
     def scored(self) -> list[dict[str, Any]]:
         """Records of rounds in which models were scored."""
         return [r for r in self.records if r.get("personalised")]
+
+    def rows(self) -> list[dict[str, float]]:
+        """The numbers of every round by path, as in personalised/accuracy, for a data frame or a plot. What is per client is left out."""
+        return [{"round": r["round"], **numbers_of(r)} for r in self.records]
 
     def summary(self) -> dict[str, Any]:
         """The last scores and the best ones, labelled."""

@@ -23,22 +23,8 @@ from ..core.federation import Federation
 from ..errors import ConfigError, unknown
 from .files import read_json, write_json
 from .lock import folder_lock
+from .result import numbers_of
 from .run import Listener
-
-_PER_CLIENT = frozenset({"round", "losses", "per_client", "gain_per_client"})      # too many series for a dashboard
-
-
-def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """A record's numbers by path, as in personalised/accuracy; what is per client is left out."""
-    out: dict[str, float] = {}
-    for key, value in record.items():
-        if key in _PER_CLIENT:
-            continue
-        if isinstance(value, Mapping):
-            out.update(numbers_of(value, f"{prefix}{key}/"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            out[f"{prefix}{key}"] = float(value)
-    return out
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:

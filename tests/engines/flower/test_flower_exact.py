@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from fake_federation import CLASSES, SIZES, Fake, joined, simulate, unequal
 
+from consilience.engines.flower.parcel import Refused
+from consilience.engines.flower.scoring import read_scores, score_site
 from consilience.errors import ConfigError
 from consilience.parts.presets import PRESETS
+from consilience.runs.measure import criterion_of_round
 from consilience.runs.run import score_round
 
 PAIRS = ("scaffold+dbe", "fedbr+fedfm", "moon+ditto", "fedrep+mr", "fedfa+mixup", "fedprox+fedbn", "fedfomo+mr", "lfd+groupdro",
@@ -61,6 +65,43 @@ def test_scores_pool_to_the_simulation_s(method: str, tmp_path: Path) -> None:
         assert found[which]["worst_client"] == expected[which]["worst_client"]
         assert found[which]["scored"] == expected[which]["scored"]
     assert found["validation"]["accuracy"] == pytest.approx(expected["validation"]["accuracy"], abs=1e-9)
+
+
+@pytest.mark.parametrize(("method", "criterion"), [("fedavg", "auroc"), ("dbe", "balanced_accuracy"), ("local", "f1(positive=c)")])
+def test_sites_score_by_the_criterion_as_the_simulation_s_clients(method: str, criterion: str, tmp_path: Path) -> None:
+    """Together it is the mean over sites by their rows: 7, 4, 1 and 12 test rows; a site without the class, or with one class, has none."""
+    fake = Fake(tmp_path, method, rounds=1, criterion=criterion, class_names="a,b,c")
+    found = fake.run()[-1]["criterion"]
+    data = replace(joined(fake.settings), description={"class_names": ["a", "b", "c"]})
+    expected = criterion_of_round(simulate(fake.settings), data, criterion)
+    rows = {f"site-{i}": len(c.test) for i, c in enumerate(data.clients)}
+    for which in ("global", "personalised"):
+        if expected[which] is None:
+            assert found[which] is None
+            continue
+        each = expected[which]["per_client"]
+        assert found[which]["per_client"] == pytest.approx(each, abs=1e-6)
+        assert found[which]["value"] == pytest.approx(sum(each[s] * rows[s] for s in each) / sum(rows[s] for s in each), abs=1e-6)
+        assert found[which]["worst_client"] == expected[which]["worst_client"]
+    assert found["measure"] == criterion
+    assert ("positive is class c" in found["personalised"]["scored"]) == ("positive" in criterion)
+
+
+def test_a_criterion_that_is_none_or_no_share_is_refused(tmp_path: Path) -> None:
+    for wrong, said in (("drift", "cannot be judged by 'drift'"), ("f1(positive=z)", "no class 'z'"), ("auroc(rows=test)", "without rows")):
+        with pytest.raises(ConfigError, match=said):
+            Fake(tmp_path, criterion=wrong)
+    fake = Fake(tmp_path / "a", criterion="auroc")
+    site = fake.sites[0]
+    scores = score_site(site.fed, 0, site.rows, fake.settings.judge[0])
+    assert read_scores({"scores": scores}, site.fed, site.sizes, True) == scores
+    for value in (1.5, -0.1, float("nan"), "0.5"):
+        scores["global"]["test"]["criterion"] = value
+        with pytest.raises(Refused):
+            read_scores({"scores": scores}, site.fed, site.sizes, True)
+    with pytest.raises(Refused, match="not those asked for"):                   # a site of an older version sends none, or one unasked
+        read_scores({"scores": score_site(site.fed, 0, site.rows)}, site.fed, site.sizes, True)
+    assert fake.settings.digest() != Fake(tmp_path / "b").settings.digest() == Fake(tmp_path / "c", criterion="accuracy").settings.digest()
 
 
 def test_bytes_are_counted_as_in_simulation(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import DataError, did_you_mean
+from ...errors import DataError, did_you_mean, some
 from ...options import option
 from ..dataset import Dataset
 from ._bring import check_missing, find_path, from_arrays
@@ -98,7 +98,9 @@ class Table(Source):
     def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:
         for wanted in (*([self.label] if labelled else []), *([self.client] if self.client else []), *self.drop, *self.categories):
             if wanted not in columns:
-                raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or did_you_mean(wanted, columns)}")
+                hint = (f" Say which column holds the class, as in label=outcome. There are: {some(list(columns))}."
+                        if wanted == self.label == _LABEL else did_you_mean(wanted, columns))
+                raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or hint}")
         if labelled:
             check_missing(np.asarray(columns[self.label]), "label", str(file))
 

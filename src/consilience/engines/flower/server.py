@@ -15,6 +15,7 @@ from ... import rng
 from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
+from ...metrics.criterion import headline, measure_of
 from ...runs.run import describe_round
 from ...runs.scoring import cautions_of
 from .build import build_for_server, declaration, rehearse
@@ -135,12 +136,12 @@ class Server:
         self._keep(report, start, {**scores, "absent": [self.roster.names[i] for i in range(fed.size) if i not in there]})
 
     def _score(self) -> dict[str, Any]:
-        fed, roster = self.fed, self.roster
+        fed, roster, judge = self.fed, self.roster, self.settings.judge
 
         def read(number: int, answer: Parcel) -> dict[str, Any]:
-            return read_scores(answer.about, fed, roster.members[number].sizes)
+            return read_scores(answer.about, fed, roster.members[number].sizes, judge is not None)
         answers = roster.ask(fed, "score", roster.present, read)
-        return record_scores(fed, answers, roster.names)
+        return record_scores(fed, answers, roster.names, self.settings.run.run.criterion, judge[1] if judge else "")
 
     def _keep(self, report: Any, start: float, more: dict[str, Any]) -> None:
         names, roster = self.roster.names, self.roster
@@ -150,9 +151,9 @@ class Server:
         roster.wire, roster.seconds = {"up": 0, "down": 0}, {}
         self.ledger.append(record)                       # first: a record without a checkpoint is cut and made again, the reverse is a gap
         self.ledger.checkpoint(self.fed, roster)
-        scores = record["personalised"] or record["global"] or {}
-        log.info("Round %d: %d of %d sites answered, loss %s, accuracy %s.", record["round"], len(record["losses"]) or
-                 len(record["cohort"]) - len(record["lost"]), len(record["cohort"]), _short(record["loss"]), _short(scores.get("accuracy")))
+        log.info("Round %d: %d of %d sites answered, loss %s, %s %s.", record["round"], len(record["losses"]) or
+                 len(record["cohort"]) - len(record["lost"]), len(record["cohort"]), _short(record["loss"]),
+                 measure_of(record), _short(headline(record)))
 
 
 def _short(value: float | None) -> str:

@@ -34,11 +34,15 @@ from ...core.policy import Policy
 from ...data import transforms
 from ...data.dataset import Dataset
 from ...errors import ConfigError, did_you_mean
+from ...metrics.criterion import ACCURACY
+from ...metrics.measures.scores import Answered
+from ...metrics.registry import installed_measures, make_measures
 from ...options import build, check, option
 from ...runs.config import RunConfig
+from .scoring import Judge
 
 # Settings of a run that a federation has as well. The others say where data come from or where steps run: each site's own affair.
-RUN_NAMES = ("method", "model", "taps", "pretrained", "proxy", "rounds", "eval_every",
+RUN_NAMES = ("method", "model", "taps", "pretrained", "proxy", "rounds", "eval_every", "criterion",
              *(f.name for f in dataclasses.fields(Policy)))
 
 
@@ -122,6 +126,7 @@ class FederationSettings:
             raise ConfigError("The 'dropout' setting lets clients of a simulation fail. Sites of a federation fail by themselves: leave it "
                               "out, and see min_sites and deadline.")
         self.make_transform()
+        _ = self.judge
         self._refuse()
 
     def _refuse(self) -> None:
@@ -138,6 +143,21 @@ class FederationSettings:
     def least(self) -> int:
         """Answers a round needs."""
         return min(self.agreed.min_sites, self.run.policy.cohort_size(self.agreed.sites))
+
+    @cached_property
+    def judge(self) -> tuple[Judge, str] | None:
+        """What sites score by beside accuracy, and what is to be said of it; None where accuracy is all."""
+        text, a = self.run.run.criterion, self.agreed
+        if text == ACCURACY:
+            return None
+        (one,) = make_measures([text])
+        if a.task != "classification" or not isinstance(one, Answered) or not one.judges or one.rows != "auto":
+            able = [ACCURACY, *(name for name, cls in installed_measures().items() if issubclass(cls, Answered) and cls.judges)]
+            raise ConfigError(f"A federation cannot be judged by {text!r}. Criteria, for labels and without rows: {', '.join(able)}.")
+        classes = list(a.class_names) or [str(c) for c in range(a.classes)]
+        if why := one.no_class(classes):
+            raise ConfigError(f"A federation cannot be judged by {text!r}: {why}.")
+        return one.scorer(classes)
 
     def make_transform(self) -> transforms.Pipeline:
         """What every site does to its batches."""
@@ -160,6 +180,8 @@ class FederationSettings:
     def _digest(self) -> str:
         decides = {k: v for k, v in self.flat().items() if k in (*RUN_NAMES, "sites", "sample", "input", "classes", "task", "vocabulary",
                                                                  "transform") and k not in ("rounds", "eval_every")}
+        if decides["criterion"] == ACCURACY:
+            del decides["criterion"]                 # so that federations from before there was a choice go on
         stack = self.run.portable()
         decides |= {"method": stack["method"], "settings": stack["settings"]}
         return hashlib.sha256(json.dumps(decides, sort_keys=True, default=list).encode()).hexdigest()[:16]

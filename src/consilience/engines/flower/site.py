@@ -145,4 +145,4 @@ class Site:
         return {"loss": loss}, {"uploads": outcome.uploads, "model": model}
 
     def _score(self, request: Parcel, versions: Versions) -> tuple[dict[str, Any], tree.Tree]:
-        return {"scores": score_site(self.fed, self.number, self.rows)}, {}
+        return {"scores": score_site(self.fed, self.number, self.rows, self.settings.judge and self.settings.judge[0])}, {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...data import FederatedData
 from ...errors import some
 from ...options import option
 from .. import classification
@@ -34,6 +35,11 @@ def _spread(each: dict[str, float]) -> dict[str, Any]:
     low = worst(each)
     return {"client_mean": client_mean(each), "worst": low[1] if low else None, "worst_client": low[0] if low else None,
             "bottom_decile": bottom_decile(each), "per_client": each}
+
+
+def class_names(data: FederatedData) -> list[str]:
+    known = data.description.get("class_names") or ()
+    return [str(name) for name in known] or [str(c) for c in range(data.classes)]
 
 
 def scores_of(s: Subject, model: str, training: str, rows: str) -> Scores:
@@ -92,7 +98,7 @@ class Dice(_Scored):
 
 
 @dataclass(frozen=True)
-class _Answered(_Scored):
+class Answered(_Scored):
     """One number from answers, over all samples together and client by client."""
 
     needs = ("classification",)
@@ -100,8 +106,12 @@ class _Answered(_Scored):
     def value(self, answers: Answers) -> float | None:
         raise NotImplementedError
 
-    def scorer(self, s: Subject) -> tuple[Callable[[Answers], float | None], str]:
-        """What scores answers, and what is to be said of it beside the samples."""
+    def no_class(self, classes: Sequence[str]) -> str | None:
+        """Why it cannot be had of these classes, or None."""
+        return None
+
+    def scorer(self, classes: Sequence[str]) -> tuple[Callable[[Answers], float | None], str]:
+        """What scores answers about these classes, and what is to be said of it beside the samples."""
         return self.value, ""
 
     def more(self, answers: Answers) -> dict[str, Any]:
@@ -109,7 +119,7 @@ class _Answered(_Scored):
 
     def measure(self, s: Subject) -> dict[str, Any]:
         rows = s.choose_rows(self.rows)
-        value, said = self.scorer(s)
+        value, said = self.scorer(class_names(s.data))
 
         def score(model: str) -> dict[str, Any]:
             answers = s.answers(model, self.training, rows)
@@ -122,7 +132,7 @@ class _Answered(_Scored):
 
 @register
 @dataclass(frozen=True)
-class BalancedAccuracy(_Answered):
+class BalancedAccuracy(Answered):
     """Mean over the classes present of the share of their samples that are right."""
 
     name = "balanced_accuracy"
@@ -135,7 +145,7 @@ class BalancedAccuracy(_Answered):
 
 @register
 @dataclass(frozen=True)
-class Auroc(_Answered):
+class Auroc(Answered):
     """Area under the ROC curve, each class against the rest, mean over the classes present."""
 
     name = "auroc"
@@ -147,7 +157,7 @@ class Auroc(_Answered):
 
 
 @dataclass(frozen=True)
-class _OneClass(_Answered):
+class _OneClass(Answered):
     """One class against the rest: the class that matters, or of many classes each in turn."""
 
     judges = True
@@ -158,25 +168,21 @@ class _OneClass(_Answered):
         raise NotImplementedError
 
     def missing(self, s: Subject) -> str | None:
-        names, asked = self._names(s), str(self.positive)
-        wrong = self.positive is not None and asked not in names
-        return f"there is no class {asked!r} among {some(names)}" if wrong else super().missing(s)
+        return self.no_class(class_names(s.data)) or super().missing(s)
 
-    def scorer(self, s: Subject) -> tuple[Callable[[Answers], float | None], str]:
-        names = self._names(s)
-        if self.positive is None and len(names) != 2:
+    def no_class(self, classes: Sequence[str]) -> str | None:
+        wrong = self.positive is not None and str(self.positive) not in classes
+        return f"there is no class {str(self.positive)!r} among {some(classes)}" if wrong else None
+
+    def scorer(self, classes: Sequence[str]) -> tuple[Callable[[Answers], float | None], str]:
+        if self.positive is None and len(classes) != 2:
             return self._mean, ", mean over the classes that occur"
-        chosen = 1 if self.positive is None else names.index(str(self.positive))
-        return (lambda answers: self.against(answers, chosen)), f"; positive is class {names[chosen]}"
+        chosen = 1 if self.positive is None else list(classes).index(str(self.positive))
+        return (lambda answers: self.against(answers, chosen)), f"; positive is class {classes[chosen]}"
 
     def _mean(self, answers: Answers) -> float | None:
         each = [v for c in answers.y.unique().tolist() if (v := self.against(answers, c)) is not None]
         return sum(each) / len(each) if each else None
-
-    @staticmethod
-    def _names(s: Subject) -> list[str]:
-        known = s.data.description.get("class_names") or ()
-        return [str(name) for name in known] or [str(c) for c in range(s.data.classes)]
 
 
 @register
@@ -241,7 +247,7 @@ class AveragePrecision(_OneClass):
 
 @register
 @dataclass(frozen=True)
-class Calibration(_Answered):
+class Calibration(Answered):
     """Expected calibration error, the largest error of a bin, and mean confidence."""
 
     name = "calibration"
