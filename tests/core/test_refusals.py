@@ -244,3 +244,11 @@ def test_a_proxy_beside_masks():
     fed = Federation(net, Layout(), Method([]), masks, Policy(batch=8), Sequential)
     assert fed.spec.proxy.shape == data.proxy.shape
     assert fed.round().exchanged
+
+
+def test_a_slip_in_the_name_of_an_unused_hook():
+    """It would leave the hook in use without a word."""
+    class Slip(Prox):
+        unused = frozenset({"los"})
+    with pytest.raises(ConfigError, match=r"calls 'los' unused, which is no hook\. Did you mean 'loss' or"):
+        Method([Slip()])

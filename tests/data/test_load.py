@@ -229,3 +229,8 @@ def test_a_federation_is_shown_in_a_line():
     assert shown.startswith("<FederatedData: digits, 1,797 samples of 1 × 8 × 8, 10 classes; 3 clients by iid")
     assert ", 1 more held out: " in shown
     assert [word.split(" ")[1] for word in shown.rpartition(": ")[2].rstrip(">").split(", ")] == ["train", "validation", "test"]
+
+
+def test_a_data_set_is_shown_in_a_line():
+    assert repr(make("digits").read(None)).startswith("<Dataset: digits, 1,797 samples of 1 × 8 × 8, 10 classes")
+    assert repr(from_arrays(torch.zeros(3, 2), [0, 1, 1], ["a", "a", "b"])).endswith("3 samples of 2, 2 classes, groups client>")

@@ -247,6 +247,12 @@ def test_what_no_run_can_do_is_said_once(tmp_path: Path) -> None:
         compare_config(["fedavg", "fedprox"], BASE.replace(clients=400), [0, 1], out=tmp_path, jobs=1)
 
 
+def test_what_no_run_can_do_is_said_once_though_seeds_have_other_numbers(tmp_path: Path) -> None:
+    """The largest client of a seed's split is in the message."""
+    with pytest.raises(ConfigError, match=r"^No run could be made: Every client has fewer samples than .*: the largest has \d+\."):
+        compare_config(["fedavg", "fedprox"], BASE.replace(batch=5000, last_batch="drop"), [0, 1], out=tmp_path, jobs=1)
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_takes_no_other_run_along(tmp_path: Path) -> None:
     (tmp_path / "die.py").write_text(

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigError, RefusedCombination
-from .part import EXCLUSIVE, STEP_HOOKS, TASK_HOOKS, Part, Phase
+from ..errors import ConfigError, RefusedCombination, did_you_mean
+from .part import EXCLUSIVE, HOOKS, STEP_HOOKS, TASK_HOOKS, Part, Phase
 from .policy import Policy
 
 
@@ -16,6 +16,9 @@ class Method:
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.parts: tuple[Part, ...] = tuple(sorted(parts, key=lambda p: (p.rank, p.name)))
+        for part in self.parts:
+            for name in sorted(part.unused - {*HOOKS}):
+                raise ConfigError(f"Part {part.name!r} calls {name!r} unused, which is no hook.{did_you_mean(name, HOOKS)}")
         for i, a in enumerate(self.parts):
             for b in self.parts[i + 1:]:
                 reason = self.conflict(a, b)

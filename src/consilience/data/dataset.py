@@ -31,12 +31,22 @@ class Dataset:
     sample_names: tuple[str, ...] = ()                  # of the samples, where they have names, as files
     categories: tuple[str, ...] = ()                    # columns whose values are features of 0 and 1, named column=value
 
+    def __repr__(self) -> str:
+        """A line in place of the tensors' numbers."""
+        groups = f", groups {', '.join(self.groups)}" if self.groups else ""
+        return f"<Dataset: {self.name}, {len(self.x):,} samples of {shape_of(self.x)}, {self.classes} classes{groups}>"
+
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise DataError(f"Data set {self.name!r} has {len(self.x)} samples but {len(self.y)} labels.")
         for name, group in self.groups.items():
             if len(group) != len(self.y):
                 raise DataError(f"Group {name!r} of data set {self.name!r} has {len(group)} entries for {len(self.y)} samples.")
+
+
+def shape_of(x: Tensor) -> str:
+    """A sample's shape for people."""
+    return " × ".join(map(str, x.shape[1:])) or "one number"
 
 
 def in_columns(dataset: Dataset, wanted: Sequence[str], whose: str, asked_by: str) -> Dataset:

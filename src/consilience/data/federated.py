@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.population import RowTable
 from ..errors import DataError
+from .dataset import shape_of
 
 # (x, y, key) -> (x, y) for a batch. With a key: as in training, drawing from it; with None: as in evaluation.
 # Pure and free of host synchronisation, so that it can run inside a captured step.
@@ -107,12 +108,11 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """A line in place of the tensors' numbers."""
-        shape = " × ".join(map(str, self.x.shape[1:])) or "one number"
         parts = [f"{len(t.rows):,} {part}" for part, t in zip(("train", "validation", "test"), self.table.parts) if len(t.rows)]
         own = f", {len(self.test):,} test samples of no client" if len(self.test) else ""
         out = f", {len(self.held_out)} more held out" if self.held_out else ""
         split = f" by {self.description['split']}" if self.description.get("split") else ""
-        return (f"<FederatedData: {self.name}, {len(self.x):,} samples of {shape}, {self.classes} classes; "
+        return (f"<FederatedData: {self.name}, {len(self.x):,} samples of {shape_of(self.x)}, {self.classes} classes; "
                 f"{self.population} clients{split}{out}: {', '.join(parts)}{own}>")
 
     @property

@@ -90,7 +90,8 @@ def compare_config(methods: Sequence[str], base: RunConfig, seeds: Sequence[int]
     outcomes = dict(zip(work, run_many(list(work.values()), "comparing", workers=jobs, again=again, watcher=watcher, on=on)))
     failures |= {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, str)}
     documents = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, dict)}
-    if not documents and len(entries) > 1 and len({*failures.values()}) == 1:          # not the methods' fault: the data, or the run
+    alike = all(len({why for (_, s), why in failures.items() if s == seed}) == 1 for seed in seeds)     # its split has sizes of its own
+    if not documents and len(entries) > 1 and alike:                                   # not the methods' fault: the data, or the run
         raise ConfigError(f"No run could be made: {next(iter(failures.values()))}")
     shared = {k: v for k, v in base.portable().items() if k not in ("method", "settings", "seed")} | {"settings": given}
     folders = {key: Path(job.folder).name for key, job in work.items() if job.folder}
