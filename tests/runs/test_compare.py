@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -344,6 +347,23 @@ def test_a_comparison_shows_its_progress_where_it_is_asked_to(capfd, tmp_path: P
     for asked in (False, True):
         consilience.compare(["fedavg"], seeds=1, jobs=1, with_local=False, progress=asked, **TINY)
         assert ("1 of 1 runs" in capfd.readouterr().err) is asked
+
+
+def test_csv_has_a_number_a_cell(finished) -> None:
+    """For data frames and spreadsheets: no ± and no brackets, and nothing where there is no number."""
+    _, comparison = finished
+    local, fedavg, fedprox = csv.DictReader(io.StringIO(comparison.table().render("csv")))
+    row = comparison.rows()[2]
+    assert (fedprox["method"], fedprox["seeds"]) == ("fedprox", "2")
+    assert (float(fedprox["personalised"]), float(fedprox["personalised std"])) == (row["personalised"]["mean"], row["personalised"]["std"])
+    assert float(fedprox["worst client"]) == row["worst"]["mean"]
+    assert [fedprox[f"gain over fedavg{what}"] for what in ("", " low", " high", " p")] == [
+        "" if row["gain"][k] is None else str(row["gain"][k]) for k in ("difference", "low", "high", "p_value")]
+    assert local["global"] == fedavg["gain over fedavg"] == ""
+    for line in (local, fedavg, fedprox):
+        assert all(not value or math.isfinite(float(value)) for name, value in line.items() if name != "method")
+    (first, *_) = csv.DictReader(io.StringIO(consilience.compare("fedavg", seeds=1, jobs=1, **TINY).client_table().render("csv")))
+    assert list(first) == ["client", "local", "local std", "fedavg", "fedavg std"]
 
 
 def test_data_in_memory_are_refused_with_a_way_out() -> None:

@@ -22,13 +22,14 @@ _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{"
 
 @dataclass
 class Table:
-    """Rows of text under a header. `data` holds the same as numbers, for JSON."""
+    """Rows of text under a header. `data` holds the same as numbers, for JSON, and `numbers` one a cell, for CSV."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     notes: Sequence[str] = ()
     data: list[dict[str, Any]] = field(default_factory=list)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
 
     def render(self, form: str) -> str:
         if form not in FORMATS:
@@ -55,8 +56,10 @@ class Table:
         return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *(f"% {n}" for n in self.notes)])
 
     def csv(self) -> str:
+        """For programs: a number a cell, nothing where there is none; what is printed where a table has no such numbers."""
+        lines = [[*self.numbers[0]], *([*row.values()] for row in self.numbers)] if self.numbers else [self.header, *self.rows]
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue().rstrip("\n")
 
     def json(self) -> str:

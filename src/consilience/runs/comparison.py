@@ -61,6 +61,11 @@ def _summary(values: list[float | None]) -> dict[str, Any] | None:
     return None if summary is None else {"mean": summary.mean, "std": summary.std, "values": values}
 
 
+def _apart(name: str, summary: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Mean and deviation as two columns."""
+    return {name: (summary or {}).get("mean"), f"{name} std": (summary or {}).get("std")}
+
+
 def _cell(summary: Mapping[str, Any] | None) -> str:
     return "–" if summary is None else f"{summary['mean']:.3f}" + (f" ± {summary['std']:.3f}" if summary["std"] is not None else "")
 
@@ -213,7 +218,7 @@ class Comparison:
         header = ["method", "global", "personalised", "worst client", *self.measures]
         header += [title for name in self.bases.values() for title in (f"gain over {name}", "p")]
         rows = self.rows()
-        return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows)
+        return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows, [self._numbers(row) for row in rows])
 
     def client_table(self) -> Table:
         """What each client would get of every method: a row for every client, where the clients are the same ones with every seed."""
@@ -228,10 +233,23 @@ class Comparison:
         rows = [[client, *(_cell(row[m]) for m in self.methods)] for client, row in zip(clients, data)]
         said = (f"{self.criterion[0].upper()}{self.criterion[1:]} {SCORES[self.score]}: the models that clients are served by, each on the "
                 "client's own test samples, mean ± standard deviation over seeds; – where a client has no such score.")
-        return Table(["client", *self.methods], rows, "Client by client", [said], data)
+        numbers = [{"client": row["client"], **{k: v for m in self.methods for k, v in _apart(m, row[m]).items()}} for row in data]
+        return Table(["client", *self.methods], rows, "Client by client", [said], data, numbers)
 
     def _of_client(self, method: str, client: str) -> dict[str, Any] | None:
         return _summary(self.read(method, lambda r: self._score(r, "personalised").get("per_client", {}).get(client)))
+
+    def _numbers(self, row: Row) -> dict[str, Any]:
+        """A row with one number a cell."""
+        out: dict[str, Any] = {"method": row["name"], "seeds": len(self.seeds) - len(row["failures"] or ())}
+        out |= _apart("global", row["global"]) | _apart("personalised", row["personalised"]) | _apart("worst client", row["worst"])
+        for name, summary in (row.get("measures") or {}).items():
+            out |= _apart(name, summary)
+        for place, over in self.bases.items():
+            gain = row[place] or {}
+            out |= {f"gain over {over}{' ' * bool(what)}{what}": gain.get(key)
+                    for what, key in (("", "difference"), ("low", "low"), ("high", "high"), ("p", "p_value"))}
+        return out
 
     def _cells(self, row: Row) -> list[str]:
         there = len(self.seeds) - len(row["failures"] or ())
