@@ -71,7 +71,7 @@ def test_every_output_says_that_rounds_were_scaled(done):
     for name in ("table.md", "table.tex", "result.md", "report.html"):
         assert "SCALED DOWN" in (out / name).read_text(encoding="utf-8"), name
     rows = list(csv.DictReader((out / "table.csv").open(encoding="utf-8")))
-    assert {r["rounds"] for r in rows if r["ours"] not in ("unavailable",)} == {"2 of 4 (scaled x0.5)"}
+    assert {r["rounds"] for r in rows if r["state"] != "unavailable"} == {"2 of 4 (scaled x0.5)"}
     document = json.loads((out / "table.json").read_text())
     assert document["scaled"] == 0.5
     assert "SCALED DOWN" in document["label"]
@@ -85,10 +85,16 @@ def test_the_table_in_four_forms(done):
     _, outcome, out = done
     e = entry(outcome, "fedavg", "accuracy")
     shown = f"{e.values[0]:.2f}"
-    for name in ("table.md", "table.csv", "table.tex"):
+    for name in ("table.md", "table.tex"):
         text = (out / name).read_text(encoding="utf-8")
         assert shown in text, name
         assert "unavailable" in text, name
+    rows = {(r["row"], r["column"]): r for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))}
+    mine = rows["FedAvg", "accuracy"]                                   # a number a cell
+    assert [float(mine[k]) for k in ("paper", "spread in the paper", "ours", "difference", "last round")] == [
+        50.0, 60.0, e.values[0], e.difference, e.also["last round"][0]]
+    assert (mine["within the paper's spread"], mine["std of ours"], mine["state"]) == ("yes", "", "done")
+    assert [rows["A method to come", "accuracy"][k] for k in ("paper", "ours", "state")] == ["80.0", "", "unavailable"]
     cell = next(c for c in json.loads((out / "table.json").read_text())["cells"] if (c["row"], c["column"]) == ("fedavg", "accuracy"))
     assert cell["paper"] == {"value": 50.0, "spread": 60.0, "printed": "50.0 ± 60", "readable": True}
     assert cell["ours"]["mean"] == pytest.approx(e.values[0])

@@ -100,7 +100,7 @@ class Outcome:
         extra = list(dict.fromkeys(title for e in chosen for title, _ in e.cell.also))
         title = f"{self.recipe.name}: {self.recipe.title}" + (f" [{self.label}]" if self.label else "")
         lines, records = [self._cells(e, extra) for e in chosen], [self.record(e) for e in chosen]
-        return Table([*HEADER, *extra], lines, title, self.notes(chosen), records)
+        return Table([*HEADER, *extra], lines, title, self.notes(chosen), records, [self._numbers(e, extra) for e in chosen])
 
     def _cells(self, e: Entry, extra: Sequence[str]) -> list[str]:
         digits, printed = e.cell.digits, e.cell.printed
@@ -111,11 +111,25 @@ class Outcome:
         within = {True: "yes", False: "no", None: "–"}[e.within]
         paper = "ours" if e.cell.ours else "–" if printed is None else printed.shown(digits)
         more = [s.text(digits) if (s := spread(list(e.also.get(t, {}).values()))) else "–" for t in extra]
-        rounds = f"{e.rounds} of {e.full_rounds} (scaled x{self.scale:g})" if self.scale != 1.0 else str(e.rounds)
-        rounds = rounds if e.full_rounds else "–"
+        rounds = self._rounds(e) or "–"
         difference = "–" if e.difference is None else f"{e.difference:+.{digits}f}"
         seeds = str(len(e.values)) if e.values else "–"
         return [e.cell.column.title, e.cell.row.title, paper, shown, difference, within, seeds, rounds, *more]
+
+    def _rounds(self, e: Entry) -> str | None:
+        if not e.full_rounds:
+            return None
+        return f"{e.rounds} of {e.full_rounds} (scaled x{self.scale:g})" if self.scale != 1.0 else str(e.rounds)
+
+    def _numbers(self, e: Entry, extra: Sequence[str]) -> dict[str, Any]:
+        """A row with one number a cell: spreads, scores of runs that were cut off and why there is no value have cells of their own."""
+        printed, ours, so_far = e.cell.printed, e.ours, spread(list(e.partial.values()))
+        also = {t: s.mean if (s := spread(list(e.also.get(t, {}).values()))) else None for t in extra}
+        within = {True: "yes", False: "no", None: None}[e.within]
+        values = [e.cell.column.title, e.cell.row.title, printed and printed.value, ours and ours.mean, e.difference, within,
+                  len(e.values), self._rounds(e)]
+        return dict(zip(HEADER, values)) | also | {"spread in the paper": printed and printed.spread, "std of ours": ours and ours.std,
+                                                   "so far": so_far and so_far.mean, "state": e.state or "done"}
 
     def record(self, e: Entry) -> dict[str, Any]:
         """A cell for JSON."""
