@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 import consilience
 from consilience.data import load
 from consilience.errors import ConfigError
+from consilience.metrics.criterion import pooled_measure
 from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
@@ -44,6 +45,18 @@ def test_a_round_is_scored_by_the_criterion(tmp_path):
     assert last["criterion"]["validation"] == pytest.approx(roc_auc_score(data.y[rows], p))
     assert json.loads((tmp_path / "config.json").read_text())["config"]["criterion"] == "auroc"
     assert repr(result).startswith(f"<Result: fedavg on synthetic, 2 rounds, auroc: global {last['criterion']['global']['value']:.3f}")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dbe", "local"])
+def test_models_are_judged_after_local_training_too(method):
+    """There the global model is nobody's: each client has what it made of it."""
+    last = consilience.run(method, **TWO, criterion="auroc(training=after)", measure=["auroc(training=after)"]).records[-1]
+    judged, measured = last["criterion"], last["measures"]["auroc"]
+    of = measured["local" if method == "fedavg" else "personalised"]
+    assert judged["global"] is None
+    assert (judged["personalised"]["value"], judged["personalised"]["per_client"]) == (of["pooled"], of["per_client"])
+    assert judged["validation"] is not None
+    assert pooled_measure(last, "auroc") == of["pooled"]                   # a comparison's column
 
 
 def test_scoring_changes_no_training():

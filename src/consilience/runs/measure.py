@@ -12,7 +12,7 @@ from ..core.federation import Federation
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.clients import worst
-from ..metrics.criterion import ACCURACY
+from ..metrics.criterion import ACCURACY, of_served
 from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
 from ..metrics.subject import Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
@@ -127,15 +127,14 @@ def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients:
     (one,) = make_measures([text])
     result = as_plain(one.measure(subject)) if one.why_not(subject) is None else {}
     out: dict[str, Any] = {"measure": text, "global": None, "personalised": None, "validation": None}
-    for model in ("global", "personalised"):
-        scores = result.get(model) or (result.get("global") if model == "personalised" else None)
+    for model, scores in (("global", result.get("global")), ("personalised", of_served(result))):
         if scores:
             low = worst(scores.get("per_client") or {})
             out[model] = {"value": scores["pooled"], "mean": scores.get("client_mean"), "worst": low[1] if low else None,
                           "worst_client": low[0] if low else None, "per_client": scores.get("per_client") or {}, "scored": scores["scored"]}
     if subject.no_rows("validation") is None:
         judged = as_plain(dataclasses.replace(one, rows="validation").measure(subject))  # type: ignore[type-var]
-        out["validation"] = (judged.get("personalised") or judged["global"])["pooled"]
+        out["validation"] = of_served(judged)["pooled"]
     return out
 
 
