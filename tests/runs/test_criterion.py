@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -11,6 +12,7 @@ import consilience
 from consilience.data import load
 from consilience.errors import ConfigError
 from consilience.metrics.criterion import pooled_measure
+from consilience.metrics.registry import MEASURES, Measure
 from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
@@ -130,6 +132,16 @@ def test_what_a_run_cannot_be_judged_by_is_refused_before_it_begins(criterion, w
     with pytest.raises(ConfigError) as error:
         consilience.run("fedavg", **TWO, criterion=criterion)
     assert words in str(error.value)
+
+
+def test_a_measure_without_rows_is_refused_by_what_it_lacks(monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(Measure):
+        name = "mine"
+        judges = True
+    monkeypatch.setitem(MEASURES, "mine", Mine)
+    with pytest.raises(ConfigError, match="'mine': it must have an option `rows`"):
+        consilience.run("fedavg", **TWO, criterion="mine")
 
 
 def test_a_criterion_that_validation_samples_cannot_give_is_warned_of():

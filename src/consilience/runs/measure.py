@@ -115,7 +115,10 @@ def check_criterion(fed: Federation, data: FederatedData, text: str) -> None:
         if not one.judges:
             able = [ACCURACY, *(name for name, cls in installed_measures().items() if cls.judges)]
             raise ConfigError(f"A run cannot be judged by {one.name!r}. Criteria: {', '.join(able)}.")
-        if one.settings.get("rows") != "auto":
+        if "rows" not in one.settings:
+            raise ConfigError(f"A run cannot be judged by {one.name!r}: it must have an option `rows`, 'auto' where nobody sets it, to be "
+                              "told which samples to take.")
+        if one.settings["rows"] != "auto":
             raise ConfigError(f"The rows of the criterion {text!r} are the run's: validation samples to choose by, test samples to report. "
                               "Leave `rows` out.")
         _refuse({one.name: one.why_not(Subject(fed, data, []))})
