@@ -134,6 +134,15 @@ def test_what_a_run_cannot_be_judged_by_is_refused_before_it_begins(criterion, w
     assert words in str(error.value)
 
 
+def test_validation_samples_alone_are_judged_by_and_none_at_all_are_refused():
+    with pytest.warns(consilience.ConsilienceWarning, match="no test samples"):
+        result = consilience.run("fedavg", **TWO | {"train": 0.8}, criterion="auroc", patience=1)
+    last = result.records[-1]["criterion"]
+    assert (last["personalised"], last["validation"] is not None, "best_by_validation" in result.summary()) == (None, True, True)
+    with pytest.raises(ConfigError, match="without test or validation samples"):
+        consilience.run("fedavg", **TWO | {"train": 1.0, "validation": 0.0}, criterion="auroc")
+
+
 def test_a_measure_without_rows_is_refused_by_what_it_lacks(monkeypatch):
     @dataclass(frozen=True)
     class Mine(Measure):

@@ -121,7 +121,11 @@ def check_criterion(fed: Federation, data: FederatedData, text: str) -> None:
         if one.settings["rows"] != "auto":
             raise ConfigError(f"The rows of the criterion {text!r} are the run's: validation samples to choose by, test samples to report. "
                               "Leave `rows` out.")
-        _refuse({one.name: one.why_not(Subject(fed, data, []))})
+        subject = Subject(fed, data, [])
+        if not any(subject.count(rows) for rows in ("test", "global", "validation")):
+            raise ConfigError(f"A run cannot be judged by {text!r} without test or validation samples. Leave some: train must be below 1.")
+        reasons = [m.why_not(subject) for m in (one, dataclasses.replace(one, rows="validation"))]  # type: ignore[type-var]
+        _refuse({one.name: reasons[0] if all(reasons) else None})
 
 
 def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients: Sequence[int] | None = None) -> dict[str, Any]:
