@@ -94,6 +94,9 @@ class Table(Source):
                 names.append(c)
                 if self.missing == "mean":
                     _fill(parts[-1], owner, c)
+        if not parts:
+            raise DataError(f"The table {files[0]} has no column left to be a feature: {some([repr(c) for c in columns])} has no value in "
+                            "any row.")
         return np.stack(parts, 1), names
 
     def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:
