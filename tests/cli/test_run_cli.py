@@ -48,6 +48,12 @@ def test_a_finished_run_is_read_not_run(cli, tmp_path):
     assert third["measured"]["rounds"] != first["measured"]["rounds"]
 
 
+def test_a_comparison_whose_clients_are_drawn_anew_says_why_it_has_no_table_of_them(cli):
+    asked = ("compare", "fedavg", *TINY, "--split", "iid", "--rounds", "1", "--seeds", "2", "--jobs", "1", "--no-local", "--per-client")
+    found = cli(*asked, "--json")
+    assert (found.json()["clients"], "Every seed divides the data anew" in found.err) == ([], True)
+
+
 def test_record_of_the_command_line(cli):
     document = cli("run", "dbe", *TINY, "--set", "dbe.kappa=5", "-o", "momentum=0.9", "--json").json()
     assert document["method"] == "dbe"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from consilience.data import Dataset, from_arrays, load, save_split
 from consilience.data.load import cut, fingerprint_of
 from consilience.data.sources import make
-from consilience.data.text import apply_vocabulary, number_words, tokens, training_vocabulary
+from consilience.data.text import TextDataset, apply_vocabulary, number_words, tokens, training_vocabulary
 from consilience.errors import ConfigError, DataError
 
 
@@ -234,3 +234,5 @@ def test_a_federation_is_shown_in_a_line():
 def test_a_data_set_is_shown_in_a_line():
     assert repr(make("digits").read(None)).startswith("<Dataset: digits, 1,797 samples of 1 × 8 × 8, 10 classes")
     assert repr(from_arrays(torch.zeros(3, 2), [0, 1, 1], ["a", "a", "b"])).endswith("3 samples of 2, 2 classes, groups client>")
+    words = TextDataset("notes", torch.zeros(5, 7, dtype=torch.int64), torch.zeros(5, dtype=torch.int64), 2, words=("a", "b"))
+    assert repr(words) == "<Dataset: notes, 5 samples of 7, 2 classes>"

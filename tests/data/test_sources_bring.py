@@ -184,8 +184,12 @@ def test_categories_and_gaps_are_not_guessed(tmp_path):
     table = f'table(path="{path}", label=outcome, client=hospital'
     fails(f"{table})", "Column 'sex'", "'M' in row 1", "categories='sex'")
     fails(f"{table}, drop=sex)", "Column 'bp'", "'' in row 2", "missing='mean'")
-    fails(f"{table}, categories=sex, drop=bp)", "row 5 has no value of 'sex'")
+    fails(f"{table}, categories=sex, drop=bp)", "Column 'sex'", "no value in row 5 (got '')", "missing='mean'", "drop='sex'")
     fails(f"{table}, categories=(sex, wing))", "no column 'wing'")
+    path.write_text("sex,outcome\n,0\nNA,1\n")
+    fails(f'table(path="{path}", label=outcome, categories=sex, missing=mean)', "no column left to be a feature: 'sex' has no value")
+    path.write_text(WARDS.replace("F,130", "None,130"))
+    fails(f"{table}, categories=sex, drop=bp)", "no value in row 3 (got 'None')")            # as it stands in the file
     path.write_text(WARDS.replace("100", "?"))
     fails(f"{table}, categories=sex, missing=mean)", "Column 'bp' has no value in any row of 'b'")
 

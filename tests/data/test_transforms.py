@@ -321,6 +321,8 @@ def test_standardise_is_normalise_by_the_training_samples():
     assert std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), rel=1e-5)
     with pytest.raises(ConfigError, match="takes its numbers from the training samples"):
         transforms.make("standardise", dataset(x))
+    with pytest.raises(ConfigError, match=r"has no settings.*normalise\(mean="):
+        transforms.make("standardise(mean=1)", dataset(x), lambda: ((), ()))
     with pytest.raises(ConfigError, match=r"holds torch.int64"):
         transforms.make("standardise", dataset(x.long()), lambda: ((), ()))
 

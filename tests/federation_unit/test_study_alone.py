@@ -108,6 +108,8 @@ def test_a_study_goes_by_the_app_s_criterion():
               "criterion": {"measure": "auroc", "global": scores(0.6, 0.6), "personalised": scores(0.6, 0.6), "validation": 0.7}}
     outcome = read_outcome(plan.trials[0], {"records": [record], "sizes": {"site-0": {"test": 10}}})
     assert (outcome.validation, outcome.accuracy) == (0.7, {"site-0": 0.6})
+    bare = record | {"criterion": record["criterion"] | {"personalised": scores(0.6, 0.6) | {"per_client": {}}}}
+    assert read_outcome(plan.trials[0], {"records": [bare], "sizes": {}}).failure.startswith("no site's test samples give auroc")
     report = Report(plan, outcomes(plan))
     assert report.gain("fedprox", "local", "site-0") == (pytest.approx(0.1), None)            # no interval: it is no mean over rows
     summary, each = report.tables()

@@ -66,6 +66,9 @@ def test_noise_that_buries_the_model_is_warned_of() -> None:
     assert told(Dp(noise=0.1, clip=30.1), 101, size=3.0) is None
     assert told(Dp(noise=0.1, clip=1e6), 100, size=0.0) is None           # a model that begins at zero has no size to speak of
     assert told(Dp(noise=0.0, clip=None), 100, size=3.0) is None
+    # z·√D/m = 10, which is warned of by itself; of both the worse is said: C·10 is 3 times a model of norm 3, or 10,000 times
+    assert "a smaller model" in str(told(Dp(clip=1.0), 20, size=3.0))
+    assert str(told(Dp(clip=3000.0), 20, size=3.0)).startswith("adds noise 10,000 times as long as the model is at first")
 
 
 # ---- clipping ------------------------------------------------------------------------------------------------------

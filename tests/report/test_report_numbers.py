@@ -67,6 +67,8 @@ def test_what_runs_were_judged_by_and_measured_is_drawn(tmp_path):
     assert drawn["groups"][0]["runs"][0]["y"]["measure:f1"] == [0.25] * 3
     (clients,) = client_scores(groups)
     assert (clients["measure"], clients["names"], clients["accuracy"]) == ("auroc", ["a", "b"], [0.1, 0.6])
+    assert clients_table(groups, [clients]).notes[1] == f"By what runs were judged by: auroc for {groups[0].label}."
+    assert len(clients_table(groups, [clients | {"measure": "accuracy"}]).notes) == 1
 
 
 def test_mean_covers_the_rounds_every_seed_has(tmp_path):

@@ -371,6 +371,12 @@ def test_data_in_memory_are_refused_with_a_way_out() -> None:
         consilience.compare(["fedavg"], load("digits", clients=4))             # type: ignore[arg-type]
 
 
+def test_a_method_beside_the_methods_is_refused() -> None:
+    """It was left out without a word."""
+    with pytest.raises(ConfigError, match="add 'dbe' to them"):
+        consilience.compare(["fedavg"], method="dbe", seeds=1, jobs=1, **TINY)
+
+
 @pytest.mark.parametrize("from_file", [True, False])
 def test_a_script_that_does_not_ask_for_its_name_compares_in_processes(tmp_path: Path, from_file: bool) -> None:
     """Spawned processes would run it again from its first line, and die of it."""

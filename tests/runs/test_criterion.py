@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -10,6 +11,8 @@ from sklearn.metrics import roc_auc_score
 import consilience
 from consilience.data import load
 from consilience.errors import ConfigError
+from consilience.metrics.criterion import pooled_measure
+from consilience.metrics.registry import MEASURES, Measure
 from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
@@ -44,6 +47,18 @@ def test_a_round_is_scored_by_the_criterion(tmp_path):
     assert last["criterion"]["validation"] == pytest.approx(roc_auc_score(data.y[rows], p))
     assert json.loads((tmp_path / "config.json").read_text())["config"]["criterion"] == "auroc"
     assert repr(result).startswith(f"<Result: fedavg on synthetic, 2 rounds, auroc: global {last['criterion']['global']['value']:.3f}")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dbe", "local"])
+def test_models_are_judged_after_local_training_too(method):
+    """There the global model is nobody's: each client has what it made of it."""
+    last = consilience.run(method, **TWO, criterion="auroc(training=after)", measure=["auroc(training=after)"]).records[-1]
+    judged, measured = last["criterion"], last["measures"]["auroc"]
+    of = measured["local" if method == "fedavg" else "personalised"]
+    assert judged["global"] is None
+    assert (judged["personalised"]["value"], judged["personalised"]["per_client"]) == (of["pooled"], of["per_client"])
+    assert judged["validation"] is not None
+    assert pooled_measure(last, "auroc") == of["pooled"]                   # a comparison's column
 
 
 def test_scoring_changes_no_training():
@@ -117,6 +132,25 @@ def test_what_a_run_cannot_be_judged_by_is_refused_before_it_begins(criterion, w
     with pytest.raises(ConfigError) as error:
         consilience.run("fedavg", **TWO, criterion=criterion)
     assert words in str(error.value)
+
+
+def test_validation_samples_alone_are_judged_by_and_none_at_all_are_refused():
+    with pytest.warns(consilience.ConsilienceWarning, match="no test samples"):
+        result = consilience.run("fedavg", **TWO | {"train": 0.8}, criterion="auroc", patience=1)
+    last = result.records[-1]["criterion"]
+    assert (last["personalised"], last["validation"] is not None, "best_by_validation" in result.summary()) == (None, True, True)
+    with pytest.raises(ConfigError, match="without test or validation samples"):
+        consilience.run("fedavg", **TWO | {"train": 1.0, "validation": 0.0}, criterion="auroc")
+
+
+def test_a_measure_without_rows_is_refused_by_what_it_lacks(monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(Measure):
+        name = "mine"
+        judges = True
+    monkeypatch.setitem(MEASURES, "mine", Mine)
+    with pytest.raises(ConfigError, match="'mine': it must have an option `rows`"):
+        consilience.run("fedavg", **TWO, criterion="mine")
 
 
 def test_a_criterion_that_validation_samples_cannot_give_is_warned_of():

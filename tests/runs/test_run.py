@@ -95,11 +95,21 @@ def test_arrays_in_memory_are_divided_as_the_run_says(mine):
 def test_data_that_are_divided_already_are_not_said_to_be_divided_otherwise(mine):
     """The settings used to stand in the records though nothing had come of them."""
     data = load(mine, validation=0.2)
-    for settings in ({"split": "iid"}, {"clients": 7}, {"validation": 0.1}, {"shift": "rotation(step=15)"}, {"data_seed": 3}):
+    for settings in ({"split": "iid"}, {"clients": 7}, {"validation": 0.1}, {"shift": "rotation(step=15)"}, {"data_seed": 3},
+                     {"hold_out": ["1"]}, {"train_fraction": 0.5}, {"split_file": "other.json"}, {"transform": "standardise"},
+                     {"hold_out": 1}, {"transform": 3}):
         with pytest.raises(ConfigError, match="divided already"):
             consilience.run("fedavg", data, rounds=1, batch=4, **settings)
     result = consilience.run("fedavg", data, rounds=2, batch=4, clients=4, split="by_group(group=client)", patience=1)
     assert result.scored[-1]["validation"] is not None
+
+
+def test_data_that_are_divided_already_may_be_said_to_be_divided_as_they_are(mine):
+    """However that is written: `load` writes every setting out."""
+    same = {"transform": "standardise", "train_fraction": 0.9, "hold_out": ["1"], "clients": 4, "split": "by_group(group=client)"}
+    assert consilience.run("fedavg", load(mine, **{**same, "clients": None}), rounds=1, batch=4, **same).config["hold_out"] == ("1",)
+    same = {"shift": "rotation(step=15)", "transform": "flip+normalise", "clients": 3}
+    consilience.run("fedavg", load("digits", **same), rounds=1, **same)
 
 
 def test_a_run_on_data_in_memory_is_opened_with_them(mine, tmp_path):

@@ -125,17 +125,16 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
     comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),
                                  jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
                                  learning_rates=fixed, save=out_ is not None, on=on)
+    by_client = comparison.client_table() if per_client else None
+    if by_client and not by_client.rows:
+        warn(by_client.notes[0])
     if as_json:
-        print_json(comparison.document() | ({"clients": comparison.client_table().data} if per_client else {}))
+        print_json(comparison.document() | ({"clients": by_client.data} if by_client else {}))
     else:
         print_table(comparison.table(), form)
-        if per_client:
-            by_client = comparison.client_table()
-            if by_client.rows:
-                sys.stdout.write("\n")
-                print_table(by_client, form)
-            else:
-                warn(by_client.notes[0])
+        if by_client and by_client.rows:
+            sys.stdout.write("\n")
+            print_table(by_client, form)
         if comparison.tuning and form in ("text", "markdown"):
             sys.stdout.write("\n")
             print_table(comparison.tuning.table(), form)

@@ -26,7 +26,7 @@ _GONE = re.compile(r'"')
 _SEPARATORS = re.compile(r"<br />|[;:]")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TextDataset(Dataset):
     """x holds word numbers: 0 pads, n > 0 is words[n − 1]."""
 
@@ -34,7 +34,7 @@ class TextDataset(Dataset):
     min_count: int = 1                  # a word must occur this often in the training rows to have a number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CharacterDataset(Dataset):
     """x holds character numbers of fixed alphabets: 0 pads, the largest is vocabulary − 1."""
 

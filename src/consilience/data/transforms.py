@@ -340,7 +340,10 @@ def make(text: str | None, dataset: Dataset, training: Callable[[], tuple[tuple[
                 raise ConfigError(f"Transform {name!r} stands for {NAMED[name]!r} and has no settings. "
                                   f"Write that out to change it.")
             steps += make(NAMED[name], dataset).steps
-        elif name == STANDARDISE and not values:
+        elif name == STANDARDISE:
+            if values:
+                raise ConfigError(f"Transform 'standardise' has no settings: it takes its numbers from the training samples. Got {part!r} "
+                                  "instead. With numbers of your own write normalise(mean=(…), std=(…)).")
             if training is None:
                 raise ConfigError("Transform 'standardise' takes its numbers from the training samples of a run. Elsewhere write them out, "
                                   "normalise(mean=(…), std=(…)): config.json of a run has them.")

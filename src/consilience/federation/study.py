@@ -18,7 +18,7 @@ from typing import Any
 from ..engines.flower.build import rehearse
 from ..engines.flower.settings import FederationSettings
 from ..errors import ConfigError
-from ..metrics.criterion import model_score, validation_score
+from ..metrics.criterion import measure_of, model_score, validation_score
 from ..options import format_call
 from ..parts.stack import parse_stack
 from ..runs.entries import Entry, make_entries
@@ -149,7 +149,10 @@ def read_outcome(trial: Trial, document: Mapping[str, Any]) -> Outcome:
     """The last round's scores. Of a record only validation sums and test sums per site are read."""
     last = document["records"][-1]
     judged, own = last.get("validation") or {}, model_score(last, "personalised")
-    failure = None if own.get("per_client") else "no site has test samples"
+    failure = None
+    if not own.get("per_client"):
+        tested = (last.get("personalised") or {}).get("per_client")
+        failure = f"no site's test samples give {measure_of(last)} (too few classes?)" if tested else "no site has test samples"
     tests = {site: sizes["test"] for site, sizes in document["sizes"].items()}
     return Outcome(trial, validation_score(last), judged.get("loss"), dict(own.get("per_client") or {}), tests, failure)
 

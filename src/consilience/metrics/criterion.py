@@ -32,11 +32,16 @@ def headline(record: Mapping[str, Any]) -> float | None:
     return model_score(record, "personalised" if record.get("personalised") else "global").get("value")
 
 
+def of_served(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a measure's result the part for the models that clients are served by. Where nothing is personal that is the global one, or after
+    local training ("local") what each client made of it."""
+    found = result.get("personalised") or result.get("local") or result.get("global")
+    return found if isinstance(found, Mapping) else {}
+
+
 def pooled_measure(record: Mapping[str, Any], name: str) -> float | None:
-    """A measure of the round over all samples, for the models that clients are served by: the global one where nothing is personal."""
-    result = (record.get("measures") or {}).get(name) or {}
-    found = result.get("personalised") or result.get("global")
-    return found.get("pooled") if isinstance(found, Mapping) else None
+    """A measure of the round over all samples, for the models that clients are served by."""
+    return of_served((record.get("measures") or {}).get(name) or {}).get("pooled")
 
 
 def validation_score(record: Mapping[str, Any]) -> float | None:

@@ -16,9 +16,9 @@ def drowned(deviation: float, bound: float, clients: int, trained: Sequence[Tens
     """What to say of noise of that deviation on every number of a round's average, where changes are bounded; None where it is small."""
     numbers = sum(t.numel() for t in trained)
     length, size = deviation * numbers**0.5, math.hypot(*(float(torch.linalg.vector_norm(t)) for t in trained))
-    for times, most, beside, cure in ((length / bound, DROWNED, "the change it hides can be", "a smaller model"),
-                                      (length / (size or math.inf), BURIED, "the model is at first", "a smaller dp.clip")):
-        if times >= most:
-            return (f"adds noise {times:,.0f} times as long as {beside}, with {clients} client{'s' if clients != 1 else ''} in a round and "
-                    f"{numbers:,} numbers in the model. Models rarely learn from that. Use more clients in a round, {cure}, or less noise.")
-    return None
+    found = ((length / bound, DROWNED, "the change it hides can be", "a smaller model"),
+             (length / (size or math.inf), BURIED, "the model is at first", "a smaller dp.clip"))
+    times, most, beside, cure = max(found, key=lambda f: f[0] / f[1])            # the worse of both: its cure is the one that helps
+    return None if times < most else (
+        f"adds noise {times:,.0f} times as long as {beside}, with {clients} client{'s' if clients != 1 else ''} in a round and {numbers:,} "
+        f"numbers in the model. Models rarely learn from that. Use more clients in a round, {cure}, or less noise.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unknown
+from ..metrics.criterion import ACCURACY
 from ..runs.comparison import Comparison
 from ..runs.files import write_bytes
 from ..runs.statistics import spread
@@ -100,4 +101,6 @@ def clients_table(groups: Sequence[Group], entries: Sequence[dict[str, Any]]) ->
         cells.append(f"{harmed.mean:.3g} of {of.mean:.3g}" if harmed and of and of.mean else "–")
         rows.append(cells)
     note = "Means over seeds. The worst tenth is the mean of the lowest tenth of the clients, at least one."
-    return Table(header, rows, "Clients", [note])
+    by = {e["measure"]: [groups[f["group"]].label for f in entries if f["measure"] == e["measure"]] for e in entries}
+    judged = [f"{measure} for {', '.join(dict.fromkeys(labels))}" for measure, labels in by.items()] if {*by} - {ACCURACY} else []
+    return Table(header, rows, "Clients", [note, *([f"By what runs were judged by: {'; '.join(judged)}."] if judged else [])])

@@ -37,6 +37,8 @@ def compare(methods: Sequence[str], data: str = "digits", *, seeds: int | Sequen
         raise ConfigError("The 'data' of a comparison must be a name: its runs are made in processes of their own, which do not see data "
                           f"in memory. Got {type(data).__name__} instead. Write arrays to a file, np.savez('mine.npz', x=x, y=y, "
                           "client=client), and compare on \"arrays(path='mine.npz')\".")
+    if "method" in settings:
+        raise ConfigError(f"A comparison has `methods`, each a row: add {settings['method']!r} to them.")
     of_methods = flatten_settings(settings.pop("settings", None) or {})
     base = RunConfig.make({**settings, "data": data, "method": "fedavg", "model": own_model(settings.get("model"))})
     base = dataclasses.replace(base, settings=of_methods)

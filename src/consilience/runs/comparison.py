@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConsilienceError, unknown
-from ..metrics.criterion import ACCURACY, criterion_of, headline, model_score, pooled_measure, validation_score
+from ..metrics.criterion import ACCURACY, criterion_of, headline, model_score, of_served, pooled_measure, validation_score
 from ..metrics.registry import installed_measures
 from ..parts.stack import parse_stack
 from ..report.tables import Table
@@ -192,8 +192,7 @@ class Comparison:
                 if self.criterion != ACCURACY:
                     scores[self.criterion] = r.get("criterion")
                 for name, each in scores.items():
-                    of = (each or {}).get("personalised") or (each or {}).get("global") or {}
-                    if positive := of.get("scored", "").partition("; ")[2]:
+                    if positive := of_served(each or {}).get("scored", "").partition("; ")[2]:
                         said[f"{name[0].upper()}{name[1:]}: {positive}."] = None
         return list(said)
 

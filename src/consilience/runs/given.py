@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..data import Dataset, FederatedData, splits
+from ..data import Dataset, FederatedData, shifts, splits, transforms
 from ..errors import ConfigError
 
 # settings that say how data are divided
-DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", "transform", "data_seed")
+DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out", "split_file",
+            "data_seed")
 
 
 def own_data(data: Any, settings: dict[str, Any]) -> dict[str, Any]:
@@ -20,15 +23,38 @@ def own_data(data: Any, settings: dict[str, Any]) -> dict[str, Any]:
                           f"Got {type(data).__name__} instead. Arrays become data with from_arrays(x, y), or from_arrays(x, y, client) "
                           "where rows have owners.")
     if isinstance(data, FederatedData):
-        known = data.description | {"clients": data.population, "data_seed": data.description.get("seed")}
+        told = data.description
+        known = told | {"clients": data.population, "data_seed": told.get("seed"), "hold_out": [c.name for c in data.held_out]}
+        known |= {name: told.get(name) for name in ("train_fraction", "split_file")}
         for name in DIVIDING:
-            asked = splits.make(settings[name]).text if name == "split" and settings.get(name) else settings.get(name)
-            if asked is not None and name in known and asked != known[name]:
+            asked = settings.get(name)
+            if asked not in (None, "", (), []) and name in known and not _same(name, asked, known[name], data):
                 raise ConfigError(f"The data are divided already, with {name} = {known[name]!r}, so the run cannot have "
                                   f"{name}={settings[name]!r}. Give it to `load`, or the run a data set that is not divided (from_arrays).")
         if settings.get("patience") and settings.get("validation") is None and len(data.table.val.rows):
             settings = settings | {"validation": known.get("validation")}
     return settings | {"data": data if isinstance(data, str) else data.name}
+
+
+def _same(name: str, asked: Any, known: Any, data: FederatedData) -> bool:
+    """Whether a setting says what was done, however it is written."""
+    if name == "clients":                                            # those held out were counted when the data were divided
+        return asked in (known, known + len(data.held_out))
+    if name == "hold_out":
+        return {str(c) for c in (asked if isinstance(asked, Collection) and not isinstance(asked, str) else [asked])} == {*known}
+    if name in ("split_file", "split", "shift", "transform") and not isinstance(asked, (str, Path)):
+        return False
+    if name == "split_file":
+        return Path(asked).name == known
+    if name == "split":
+        return splits.make(asked).text == known
+    if name == "shift":
+        return shifts.make(asked).text == known
+    if name == "transform":
+        scaled = next((s for s in getattr(data.transform, "steps", ()) if isinstance(s, transforms.Normalise)), transforms.Normalise())
+        like = Dataset(data.name, data.x, data.y, data.classes, mean=scaled.mean, std=scaled.std, task=data.task)
+        return transforms.make(asked, like, lambda: transforms.mean_and_std(data.x, data.table.train.rows)).text == known
+    return bool(asked == known)
 
 
 def own_model(model: Any) -> str | None:

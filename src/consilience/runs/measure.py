@@ -12,7 +12,7 @@ from ..core.federation import Federation
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.clients import worst
-from ..metrics.criterion import ACCURACY
+from ..metrics.criterion import ACCURACY, of_served
 from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
 from ..metrics.subject import Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
@@ -115,10 +115,17 @@ def check_criterion(fed: Federation, data: FederatedData, text: str) -> None:
         if not one.judges:
             able = [ACCURACY, *(name for name, cls in installed_measures().items() if cls.judges)]
             raise ConfigError(f"A run cannot be judged by {one.name!r}. Criteria: {', '.join(able)}.")
-        if one.settings.get("rows") != "auto":
+        if "rows" not in one.settings:
+            raise ConfigError(f"A run cannot be judged by {one.name!r}: it must have an option `rows`, 'auto' where nobody sets it, to be "
+                              "told which samples to take.")
+        if one.settings["rows"] != "auto":
             raise ConfigError(f"The rows of the criterion {text!r} are the run's: validation samples to choose by, test samples to report. "
                               "Leave `rows` out.")
-        _refuse({one.name: one.why_not(Subject(fed, data, []))})
+        subject = Subject(fed, data, [])
+        if not any(subject.count(rows) for rows in ("test", "global", "validation")):
+            raise ConfigError(f"A run cannot be judged by {text!r} without test or validation samples. Leave some: train must be below 1.")
+        reasons = [m.why_not(subject) for m in (one, dataclasses.replace(one, rows="validation"))]  # type: ignore[type-var]
+        _refuse({one.name: reasons[0] if all(reasons) else None})
 
 
 def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients: Sequence[int] | None = None) -> dict[str, Any]:
@@ -127,15 +134,14 @@ def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients:
     (one,) = make_measures([text])
     result = as_plain(one.measure(subject)) if one.why_not(subject) is None else {}
     out: dict[str, Any] = {"measure": text, "global": None, "personalised": None, "validation": None}
-    for model in ("global", "personalised"):
-        scores = result.get(model) or (result.get("global") if model == "personalised" else None)
+    for model, scores in (("global", result.get("global")), ("personalised", of_served(result))):
         if scores:
             low = worst(scores.get("per_client") or {})
             out[model] = {"value": scores["pooled"], "mean": scores.get("client_mean"), "worst": low[1] if low else None,
                           "worst_client": low[0] if low else None, "per_client": scores.get("per_client") or {}, "scored": scores["scored"]}
     if subject.no_rows("validation") is None:
         judged = as_plain(dataclasses.replace(one, rows="validation").measure(subject))  # type: ignore[type-var]
-        out["validation"] = (judged.get("personalised") or judged["global"])["pooled"]
+        out["validation"] = of_served(judged)["pooled"]
     return out
 
 

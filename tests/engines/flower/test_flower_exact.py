@@ -88,7 +88,8 @@ def test_sites_score_by_the_criterion_as_the_simulation_s_clients(method: str, c
 
 
 def test_a_criterion_that_is_none_or_no_share_is_refused(tmp_path: Path) -> None:
-    for wrong, said in (("drift", "cannot be judged by 'drift'"), ("f1(positive=z)", "no class 'z'"), ("auroc(rows=test)", "without rows")):
+    for wrong, said in (("drift", "cannot be judged by 'drift'"), ("f1(positive=z)", "no class 'z'"), ("auroc(rows=test)", "without rows"),
+                        ("auroc(training=after)", "without rows or training")):
         with pytest.raises(ConfigError, match=said):
             Fake(tmp_path, criterion=wrong)
     fake = Fake(tmp_path / "a", criterion="auroc")

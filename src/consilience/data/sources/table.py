@@ -82,9 +82,10 @@ class Table(Source):
         for c in columns:
             if c in self.categories:
                 words = [_word(v) for table in tables for v in table[c]]
-                if self.missing == "refuse":
-                    for file, table in zip(files, tables):
-                        check_missing(np.asarray([_word(v) for v in table[c]], object), f"value of {c!r}", str(file))
+                for file, table in zip(files, tables) if self.missing == "refuse" else ():
+                    if (gone := next((i for i, v in enumerate(table[c]) if not _word(v)), None)) is not None:
+                        raise DataError(f"Column {c!r} of {file} has no value in row {gone + 1} (got {table[c][gone]!r}). Fill it in, let "
+                                        f"missing='mean' take it as none of the categories, or leave the column out with drop={c!r}.")
                 known = sorted({w for w in words if w})
                 parts += [np.asarray([w == value for w in words], np.float32) for value in known]
                 names += [f"{c}={value}" for value in known]
@@ -93,6 +94,9 @@ class Table(Source):
                 names.append(c)
                 if self.missing == "mean":
                     _fill(parts[-1], owner, c)
+        if not parts:
+            raise DataError(f"The table {files[0]} has no column left to be a feature: {some([repr(c) for c in columns])} has no value in "
+                            "any row.")
         return np.stack(parts, 1), names
 
     def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:

@@ -151,9 +151,10 @@ class FederationSettings:
         if text == ACCURACY:
             return None
         (one,) = make_measures([text])
-        if a.task != "classification" or not isinstance(one, Answered) or not one.judges or one.rows != "auto":
+        if a.task != "classification" or not isinstance(one, Answered) or not one.judges or (one.rows, one.training) != ("auto", "before"):
             able = [ACCURACY, *(name for name, cls in installed_measures().items() if issubclass(cls, Answered) and cls.judges)]
-            raise ConfigError(f"A federation cannot be judged by {text!r}. Criteria, for labels and without rows: {', '.join(able)}.")
+            raise ConfigError(f"A federation cannot be judged by {text!r}. Criteria, for labels, without rows or training: "
+                              f"{', '.join(able)}.")
         classes = list(a.class_names) or [str(c) for c in range(a.classes)]
         if why := one.no_class(classes):
             raise ConfigError(f"A federation cannot be judged by {text!r}: {why}.")
