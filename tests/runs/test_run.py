@@ -325,3 +325,12 @@ def test_a_run_in_slots_is_rehearsed_first_and_says_what_was_seen(tiny, monkeypa
     monkeypatch.undo()
     plain = consilience.run("scaffold+dbe", **tiny)
     assert all(torch.equal(t, plain.global_model[k]) for k, t in result.global_model.items())
+
+
+def test_a_run_on_data_that_were_divided_before_says_how_it_is_opened(tmp_path):
+    """Its settings name the data set and not how `load` divided it."""
+    data = load("digits", clients=5)
+    consilience.run("fedavg", data, rounds=1, steps=1, out=tmp_path)
+    with pytest.raises(DataError, match=r"divided differently now.*open_run\(path, data=…\)"):
+        open_run(tmp_path)
+    assert open_run(tmp_path, data=data).data is data

@@ -61,7 +61,8 @@ def open_run(path: str | Path, data_dir: str | None = None, data: FederatedData 
     data = data or load_data(config)
     if data.split_hash() != about["hash"]:
         raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "
-                        f"{about['hash']}. Was the data set changed?")
+                        f"{about['hash']}. Was the data set changed? A run that was given data which `load` had divided needs them again: "
+                        "open_run(path, data=…).")
     fed = build_federation(config, data)
     opened_store(fed, path)
     if RunFolder(path).restore_newest(fed) < 0:
