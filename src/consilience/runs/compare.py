@@ -15,6 +15,7 @@ from .entries import Entry, make_entries
 from .given import own_model
 from .lock import make_folder
 from .many import Job, Warner, Watcher, folder_in, run_many
+from .progress import RunsProgress, progress_bar
 from .run import load_data
 from .tune import Tuning, tune_entries, with_validation
 
@@ -43,7 +44,6 @@ def compare(methods: Sequence[str], data: str = "digits", *, seeds: int | Sequen
     base = RunConfig.make({**settings, "data": data, "method": "fedavg", "model": own_model(settings.get("model"))})
     base = dataclasses.replace(base, settings=of_methods)
     first = base.policy.seed
-    from .progress import RunsProgress, progress_bar  # it draws with rich, which a silent comparison does without
     with progress_bar() if progress else nullcontext() as bar:
         return compare_config([methods] if isinstance(methods, str) else methods, base,
                               range(first, first + seeds) if isinstance(seeds, int) else seeds, out=out, jobs=jobs,
