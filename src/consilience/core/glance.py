@@ -35,6 +35,9 @@ class Glance:
         homes = state.tensors
         self.kept, self.personal, self.previous = homes["kept"], homes["personal"], homes["previous"]
 
+    def settle(self) -> None:
+        """No weight is behind where none is trained."""
+
     @cached_property
     def _numbers(self) -> dict[str, Tensor]:
         return tree.to(self._scalars(), self._device)

@@ -4,53 +4,134 @@ Autocast casts a layer's weight when the layer runs, and its gradient back when 
 of all layers it will run, and one node casts all their gradients back. A layer sees the cast weight during its own call only: who else
 reads it (a loss on the head's weights, a module of the user) reads the float32 parameter, as under autocast.
 
+A step may also take the gradients as they come (`collecting`), to descend without casting them back, and hand on the cast weights that it
+has brought up to date (`keep`). Of kernels larger than their maps only the part is cast that meets them (`reach`); there alone the order
+of sums is not autocast's.
+
 One exception: on a CPU small linear layers, heads above all, stay in float32. There bfloat16 costs more to set up than it saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .reach import Reach, reach
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 SMALL = 2**16        # weights of a linear layer; up to here float32 is faster on CPUs: 77 µs against 191 for 512 × 10 and a batch of 10
 
 
+class Arrived(NamedTuple):
+    """The gradient of a cast weight as it came, not cast back."""
+
+    weight: Tensor                # the parameter, in float32
+    cast: Tensor                  # what the pass computed with: all of it, or what is in reach
+    grad: Tensor                  # alike
+    reach: Reach | None
+
+
+class _Collector:
+    """Where gradients go that are not to be cast back; nowhere while `into` is None."""
+
+    into: list[Arrived] | None = None
+
+
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
-        out = cast(weights, torch.bfloat16)
-        ctx.mark_non_differentiable(*(t for t, needed in zip(out, ctx.needs_input_grad) if not needed))
+    def forward(ctx: Any, collector: _Collector, kept: dict[int, Tensor], reaches: list[Reach | None],
+                *weights: Tensor) -> tuple[Tensor, ...]:
+        out = narrowed(weights, reaches, kept)
+        ctx.mark_non_differentiable(*(t for t, needed in zip(out, ctx.needs_input_grad[3:]) if not needed))
         ctx.set_materialize_grads(False)            # a layer that did not run has no gradient, not zeros
+        # others of the same memory: the node must not hold on to what holds on to it
+        ctx.collector, ctx.weights, ctx.reaches, ctx.cast = collector, weights, reaches, [t.detach() for t in out]
         return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        there = [g for g in grads if g is not None]
-        wide = iter([g.float() for g in there] if torch.is_grad_enabled() else cast(there, torch.float32))
-        return tuple(None if g is None else next(wide) for g in grads)
+        there = [Arrived(weight, narrow, g, part) for weight, narrow, g, part in zip(ctx.weights, ctx.cast, grads, ctx.reaches)
+                 if g is not None]
+        if torch.is_grad_enabled():
+            wide = iter([_spread(a.weight, a.grad.float(), a.reach) for a in there])
+        elif ctx.collector.into is not None:
+            ctx.collector.into += there
+            return None, None, None, *(None for _ in grads)
+        else:
+            wide = iter(widened(there))
+        return None, None, None, *(None if g is None else next(wide) for g in grads)
+
+
+def _spread(weight: Tensor, grad: Tensor, part: Reach | None) -> Tensor:
+    """A gradient with zeros where its weight is out of reach; it can be differentiated."""
+    if part is None:
+        return grad
+    (top, bottom, _), (left, right, _) = part
+    return F.pad(grad, (left, weight.shape[3] - right, top, weight.shape[2] - bottom))
+
+
+def widened(arrived: list[Arrived]) -> list[Tensor]:
+    """The gradients in float32, each of its weight's size. One launch for those that are whole."""
+    whole = iter(cast([a.grad for a in arrived if a.reach is None], torch.float32))
+    out = []
+    for a in arrived:
+        if a.reach is None:
+            out.append(next(whole))
+        else:
+            out.append(torch.zeros_like(a.weight))
+            a.reach.of(out[-1]).copy_(a.grad)
+    return out
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies of another type, one launch for all. Each lies in memory as its original does."""
     tensors = list(tensors)
     out = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    torch._foreach_copy_(out, tensors)
+    if tensors:
+        torch._foreach_copy_(out, tensors)
     return out
+
+
+def narrowed(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: dict[int, Tensor]) -> list[Tensor]:
+    """The weights in bfloat16, as far as they are in reach; those that were kept are there already."""
+    out: list[Tensor | None] = []
+    whole: list[Tensor] = []
+    for weight, part in zip(weights, reaches):
+        ready = kept.get(id(weight))
+        if ready is not None:
+            out.append(ready.detach())
+        elif part is None:
+            out.append(None)
+            whole.append(weight)
+        else:                                       # by itself: launches for many take none that have gaps
+            piece = part.of(weight)
+            out.append(torch.empty_like(piece, dtype=torch.bfloat16).copy_(piece))
+    copies = iter(cast(whole, torch.bfloat16))
+    return [next(copies) if t is None else t for t in out]
 
 
 class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
-    def take_ready(self) -> dict[str, Tensor] | None:
-        """For the one call that may use them; None in a later one."""
-        ready: dict[str, Tensor] | None = self.__dict__.pop("_ready", None)
-        if ready is not None:
-            self.__dict__["_runs"] = True
+    def take_ready(self, input: Tensor) -> dict[str, Any] | None:
+        """For the one call that may use them; None in a later one, and for a map of another size than the weights are cut for."""
+        ready: dict[str, Any] | None = self.__dict__.pop("_ready", None)
+        if ready is None:
+            return None
+        self.__dict__["_runs"] = True
+        if not isinstance(self, nn.Conv2d) or input.dim() != 4:
+            return ready
+        size = self.__dict__.get("_size")
+        if size != input.shape[2:]:
+            self.__dict__["_size"], self.__dict__["_reach"] = tuple(input.shape[2:]), reach(self, *input.shape[2:])
+            if ready.get("reach") is not None:
+                return None
         return ready
 
     def forward(self, input: Tensor, *args: Any, **settings: Any) -> Tensor:
@@ -58,9 +139,12 @@ class _Ready:
             self.__dict__.pop("_ready", None)
             with torch.autocast("cpu", enabled=False):
                 return super().forward(input.to(self.weight.dtype))  # type: ignore[misc]
-        ready = self.take_ready()
+        ready = self.take_ready(input)
         if ready is None:
             return super().forward(input, *args, **settings)  # type: ignore[misc]
+        part = ready.pop("reach", None)
+        if part is not None and isinstance(self, nn.Conv2d):
+            return F.conv2d(input, ready["weight"], ready.get("bias"), self.stride, part.padding, self.dilation, self.groups)
         table = self.__dict__["_parameters"]
         kept = dict(table)
         table.update(ready)
@@ -75,9 +159,11 @@ READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__":
 
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
-    ready = conv.take_ready() if isinstance(conv, _Ready) else None
-    weight, bias = ((ready or {}).get(leaf, getattr(conv, leaf)) for leaf in ("weight", "bias"))
-    maps = conv._conv_forward(input, weight, None)
+    ready = (conv.take_ready(input) if isinstance(conv, _Ready) else None) or {}
+    weight, bias = (ready.get(leaf, getattr(conv, leaf)) for leaf in ("weight", "bias"))
+    part = ready.get("reach")
+    maps = (conv._conv_forward(input, weight, None) if part is None else
+            F.conv2d(input, weight, None, conv.stride, part.padding, conv.dilation, conv.groups))
     return maps, bias.to(maps.dtype)
 
 
@@ -93,23 +179,33 @@ class Together:
             if type(layer) in READY:
                 layer.__class__ = READY[type(layer)]
         self._layers = [layer for layer in module.modules() if isinstance(layer, _Ready)]
+        self._collector = _Collector()
+        self._kept: dict[int, Tensor] = {}          # id of a parameter -> itself in bfloat16, where a step has brought that up to date
 
     def __enter__(self) -> None:
-        places, weights = [], []
+        places: list[tuple[dict[str, Any], str]] = []
+        weights: list[Tensor] = []
+        reaches: list[Reach | None] = []
         for layer in self._layers:
-            ready: dict[str, Tensor] = {}
+            ready: dict[str, Any] = {}
             layer.__dict__["_ready"] = ready
             if "_runs" not in layer.__dict__:
                 continue
             for leaf in ("weight", "bias"):
                 weight = layer._parameters.get(leaf)
                 if weight is not None and weight.dtype == torch.float32:
+                    part = layer.__dict__.get("_reach") if leaf == "weight" else None
+                    if part is not None:
+                        ready["reach"] = part
                     places.append((ready, leaf))
                     weights.append(weight)
+                    reaches.append(part)
         if weights:
             learning = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
-            for (ready, leaf), narrow in zip(places, _Cast.apply(*weights) if learning else cast(weights, torch.bfloat16)):
-                ready[leaf] = narrow
+            narrow = (_Cast.apply(self._collector, self._kept, reaches, *weights) if learning else
+                      narrowed(weights, reaches, self._kept))
+            for (ready, leaf), t in zip(places, narrow):
+                ready[leaf] = t
 
     def __exit__(self, *_: object) -> None:
         self.leave(self._layers)
@@ -118,3 +214,21 @@ class Together:
         """Let these layers run by themselves in the rest of the pass."""
         for layer in layers:
             layer.__dict__.pop("_ready", None)
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[Arrived]]:
+        """Gradients of cast weights that arrive in the meantime are collected, and autograd has none of them."""
+        self._collector.into = []
+        try:
+            yield self._collector.into
+        finally:
+            self._collector.into = None
+
+    def keep(self, weight: Tensor, narrow: Tensor) -> None:
+        """The next passes need not cast this weight: `narrow` is what they would get."""
+        self._kept[id(weight)] = narrow
+
+    def forget(self, weights: Iterable[Tensor] | None = None) -> None:
+        """These weights, or all, are cast again in the next pass: they may have changed."""
+        for key in list(self._kept) if weights is None else map(id, weights):
+            self._kept.pop(key, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat
-from .half import Together
+from .half import Arrived, Together
 from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
@@ -217,6 +217,20 @@ class Network:
         finally:
             self._trace, self._keys["key"] = None, None
         return trace
+
+    def collecting(self) -> AbstractContextManager[list[Arrived]]:
+        """Gradients that arrive in bfloat16 in the meantime are collected as they come, in place of what autograd makes of them."""
+        return nullcontext([]) if self._weights is None else self._weights.collecting()
+
+    def keep(self, weight: Tensor, narrow: Tensor) -> None:
+        """`narrow` is the weight in bfloat16; passes take it until `forget`."""
+        if self._weights is not None:
+            self._weights.keep(weight, narrow)
+
+    def forget(self, weights: Iterable[Tensor] | None = None) -> None:
+        """These weights, or all, may have changed since they were kept in bfloat16."""
+        if self._weights is not None:
+            self._weights.forget(weights)
 
     def apply(self, model: Model, name: str, x: Tensor, train: bool = True) -> Tensor:
         """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves. A tap may ask for it in

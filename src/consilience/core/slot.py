@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,8 @@ class Slot:
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
         self._own: set[int] | None = None     # while steps hand on what they tracked: the memory that the slot's tensors lie in
+        self._tables: list[tuple[Tensor, Tensor]] = []        # of addresses, and what they hold; they live as long as recorded steps may
+        self._behind, self._catch_up = 0, (lambda steps: None)        # steps that some weights have not made yet, and who makes them
 
     def one_for(self, loss: Tensor) -> Tensor | None:
         """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
@@ -77,9 +79,42 @@ class Slot:
         fixed, self._own = self.scratch, {t.untyped_storage().data_ptr() for home in homes for t in tree.leaves(home)}
         try:
             yield
+            self.settle()
             tree.copy_pairs((to, t) for to, t in tree.matched(fixed, self.scratch) if to is not t)
         finally:
-            self.scratch, self._own = fixed, None
+            self.scratch, self._own, self._behind = fixed, None, 0
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether steps are being recorded, so that a later one may find what an earlier one left."""
+        return self._own is not None
+
+    def put_off(self, catch_up: Callable[[int], None]) -> None:
+        """One more step that `catch_up` will make, together with others, for weights that no pass looks at; at once outside a recording."""
+        self._behind, self._catch_up = self._behind + 1, catch_up
+        if not self.hands_on:
+            self.settle()
+
+    def settle(self) -> None:
+        """Make the steps that were put off. To be called before anybody looks at all weights."""
+        steps, self._behind = self._behind, 0
+        if steps:
+            self._catch_up(steps)
+
+    def table(self, numbers: list[int]) -> Tensor:
+        """Numbers on the device. While steps are recorded nothing can be copied from the host: `fill_tables` does that afterwards."""
+        host = torch.tensor(numbers)
+        if not (self.x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return host.to(self.x.device)
+        self._tables.append((torch.empty_like(host, device=self.x.device), host))
+        return self._tables[-1][0]
+
+    def fill_tables(self) -> None:
+        """When a recording is over, and before it is played."""
+        for at, (table, host) in enumerate(self._tables):
+            if len(host):
+                table.copy_(host)
+                self._tables[at] = table, host[:0]
 
     def track(self, name: str, new: Tree) -> None:
         """What a part tracked in a step becomes its scratch."""

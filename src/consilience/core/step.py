@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat, Tree
-from . import optimiser
+from . import _descent_cuda, optimiser
 from ._record_cuda import record
 from .declared import own_tensors
+from .gradients import Gradients
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
 from .part import Batch, Model, Part, Phase, Spec
@@ -174,6 +176,12 @@ class Step:
         """Gradient of the objective at `params`, for the phase's keys only; over `batch` where that is given, as a piece of the step's.
         Traces and buffers come from the first call.
         """
+        came = self.gradients(params, batch)
+        with torch.no_grad():
+            return came.in_float32(params)
+
+    def gradients(self, params: Flat, batch: Batch | None = None) -> Gradients:
+        """The same as it came."""
         main = self.result is None
         at = self.first
         if params is not self.model["params"] or not main:
@@ -184,15 +192,16 @@ class Step:
         at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
-        grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),
-                                    inputs=[at.model["params"][k] for k in self.phase.keys] + own, materialize_grads=True)
-        n = len(self.phase.keys)
+        n, leaves = len(self.phase.keys), at.model["params"]
+        with self.program.network.collecting() as arrived:
+            grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),
+                                        inputs=[leaves[k] for k in self.phase.keys] + own, allow_unused=True)
         if main:
             self.result = loss.detach(), at.scratch
             for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
-        self.own, self.own_grads = own, list(grads[n:])
-        return dict(zip(self.phase.keys, grads))
+        self.own, self.own_grads = own, [torch.zeros_like(t) if g is None else g for t, g in zip(own, grads[n:])]
+        return Gradients.of(leaves, dict(zip(self.phase.keys, grads)), arrived)
 
 
 class Program:
@@ -228,30 +237,32 @@ class Program:
             return
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
         optimiser.update(self.apart, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
+        self.network.forget(own.values())
 
     def step(self, slot: Slot, phase: Phase, size: int) -> Step:
         """One step on the next `size` samples of the slot's order."""
         step = Step(self, slot, phase, size)
-        exclusive = step.first.views("gradient")
+        exclusive, correcting = step.first.views("gradient"), step.first.views("grad")
         noted: Tree = {}
+        g: Flat | None = None
         if exclusive:
             (part, view), = exclusive
             step.corrected.append(part.name)
             out = part.gradient(view, step.grad_at)
             g, noted = (out[0], {part.name: out[1]}) if isinstance(out, tuple) else (out, {})
         else:
-            g = step.grad_at(step.model["params"])
+            came = step.gradients(step.model["params"])
         assert step.result is not None
         with torch.no_grad():
-            for part, view in step.first.views("grad"):
-                before, g = g, part.grad(view, g)
-                if g is not before:
-                    step.corrected.append(part.name)
-            if step.own and optimiser.is_plain(self.policy) and slot.lr.is_cuda:         # all of them in one launch
-                optimiser.descend([*(step.model["params"][k] for k in g), *step.own], [*g.values(), *step.own_grads], slot.lr)
+            if g is None and not correcting and came.narrow and self._takes_narrow(step):
+                self._descend(step, came)
             else:
-                optimiser.update(self.policy, step.model["params"], g, slot.optimiser[phase.name], slot.lr)
-                optimiser.descend(step.own, step.own_grads, slot.lr)
+                g = came.in_float32(step.model["params"]) if g is None else g
+                for part, view in correcting:
+                    before, g = g, part.grad(view, g)
+                    if g is not before:
+                        step.corrected.append(part.name)
+                self._update(step, g)
             loss, scratch = step.result
             for name, new in ({p.name: scratch[p.name] for p in step.hooks["track"]} | noted).items():
                 slot.track(name, new)
@@ -259,6 +270,46 @@ class Program:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
             record(loss, slot.losses, slot.counter)
         return step
+
+    def _update(self, step: Step, g: Flat) -> None:
+        """Parameters by a gradient in float32, and personal tensors by theirs."""
+        slot, params = step.slot, step.model["params"]
+        if step.own and optimiser.is_plain(self.policy) and slot.lr.is_cuda:         # all of them in one launch
+            optimiser.descend([*(params[k] for k in g), *step.own], [*g.values(), *step.own_grads], slot.lr)
+        else:
+            optimiser.update(self.policy, params, g, slot.optimiser[step.phase.name], slot.lr)
+            optimiser.descend(step.own, step.own_grads, slot.lr)
+        self.network.forget(params[k] for k in g)
+
+    def _takes_narrow(self, step: Step) -> bool:
+        """Whether there is a kernel that descends by gradients as they came."""
+        return self.policy.optimiser == "sgd" and _descent_cuda.usable([step.model["params"][k] for k in step.phase.keys])
+
+    def _descend(self, step: Step, came: Gradients) -> None:
+        """SGD by gradients as they came. What is out of reach of its maps makes its steps later; where steps are recorded, the next one
+        finds its weights in bfloat16.
+        """
+        slot, decay, momentum = step.slot, self.policy.weight_decay, self.policy.momentum
+        moves = came.moves(step.model["params"], slot.optimiser[step.phase.name].get("m", {}))
+        if not slot.hands_on:
+            moves = [move._replace(narrow=None) for move in moves]
+        _descent_cuda.descend(moves, slot.lr, decay, momentum, slot.table)
+        if any(move.reach is not None for move in moves):
+            slot.put_off(lambda steps: _descent_cuda.rest(moves, slot.lr, decay, momentum, steps, slot.table))
+        for move in moves:
+            if move.narrow is not None:
+                self.network.keep(move.param, move.narrow)
+        optimiser.descend(step.own, step.own_grads, slot.lr)
+
+    @contextmanager
+    def recording(self, slot: Slot) -> Iterator[None]:
+        """Around steps that are recorded one after another, to be played again."""
+        self.network.forget()
+        try:
+            with slot.handing_on():
+                yield
+        finally:
+            self.network.forget()
 
     def begin(self, slot: Slot, phase: Phase) -> None:
         """Only what this phase trains (or its adversaries train) records a graph."""

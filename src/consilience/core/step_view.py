@@ -48,11 +48,12 @@ class StepView:
     @property
     def model(self) -> Model:
         """The model in training, at this pass's point in parameter space."""
+        self._pass.step.slot.settle()
         return self._pass.model
 
     @property
     def params(self) -> Flat:
-        return self._pass.model["params"]
+        return self.model["params"]
 
     @property
     def spec(self) -> Spec:

@@ -250,12 +250,15 @@ class Slots:
             collecting = gc.isenabled()
             gc.disable()            # a graph of an earlier engine that dies during the capture would break it
             try:
-                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"), slot.handing_on():
+                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"), \
+                        self.program.recording(slot):
                     for _ in range(steps):
                         self.program.step(slot, phase, size)
             finally:
                 if collecting:      # else the user's program wants it off
                     gc.enable()
+        with torch.cuda.stream(lane.stream):
+            slot.fill_tables()
         return graph
 
     def _give_up_capture(self, lane: _Lane, error: RuntimeError) -> None:

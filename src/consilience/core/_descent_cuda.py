@@ -1,0 +1,188 @@
+"""A step of SGD for all tensors of a model as one CUDA kernel, from gradients in bfloat16 or float32 as they come.
+
+It reads parameter, momentum and gradient and writes the first two, and the parameter once more in bfloat16 where the next pass is to
+have it so: no gradient is cast back, no weight cast again. Of weights that are out of reach of their maps (`reach`) only decay and momentum
+move; a second kernel makes many such steps at once, with the numbers in registers, each rounded as a step by itself would be.
+
+A launch finds its tensors by a table of addresses. While a CUDA graph is recorded nothing can be copied from the host, so tables are
+filled when the recording is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .reach import Reach
+from .turned import is_turned
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+BLOCK = 1 << 11             # numbers of one program
+MOST_NUMBERS = (1 << 31) - BLOCK
+WIDTH = 12                  # numbers of one tensor's row in a table
+ROW = 1 << 32               # a program's entry: its tensor's row times this, and its place among that tensor's programs
+
+Place = Callable[[list[int]], Tensor]        # brings a table to the device, now or later
+
+
+class Move(NamedTuple):
+    """One tensor of a step."""
+
+    param: Tensor
+    momentum: Tensor | None
+    grad: Tensor                  # float32 or bfloat16; of what is in reach
+    narrow: Tensor | None         # gets the parameter in bfloat16, as far as it is in reach
+    reach: Reach | None
+
+
+if triton is not None:
+    @triton.jit
+    def _row_of(table, programs, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+        """The row of this program's tensor, and the first of its numbers."""
+        entry = tl.load(programs + tl.program_id(0))
+        return table + (entry >> 32) * WIDTH, (entry & 0xFFFFFFFF).to(tl.int32) * BLOCK
+
+    @triton.jit
+    def _short(row, at: tl.constexpr):
+        """A number of a row that is no address: divisions of 64 bits are slow."""
+        return tl.load(row + at).to(tl.int32)
+
+    @triton.jit
+    def _floats(row, at: tl.constexpr):
+        return tl.multiple_of(tl.load(row + at).to(tl.pointer_type(tl.float32)), 16)
+
+    @triton.jit
+    def _halves(row, at: tl.constexpr):
+        return tl.multiple_of(tl.load(row + at).to(tl.pointer_type(tl.bfloat16)), 16)
+
+    @triton.jit
+    def _step(row, j, at, here, lr, decay, momentum, MOMENTUM: tl.constexpr):
+        """Numbers j of the gradient move numbers `at` of the parameter."""
+        where = _floats(row, 0) + at
+        if tl.load(row + 5) > 0:
+            g = tl.load(_halves(row, 2) + j, mask=here, other=0.0).to(tl.float32)
+        else:
+            g = tl.load(_floats(row, 2) + j, mask=here, other=0.0)
+        p = tl.load(where, mask=here, other=0.0)
+        g = tl.fma(p, decay, g)
+        if MOMENTUM:
+            moving = _floats(row, 1) + at
+            g = tl.fma(tl.load(moving, mask=here, other=0.0), momentum, g)
+            tl.store(moving, g, mask=here)
+        p = tl.fma(g, -tl.load(lr), p)
+        tl.store(where, p, mask=here)
+        if tl.load(row + 3) != 0:
+            tl.store(_halves(row, 3) + j, p.to(tl.bfloat16), mask=here)
+
+    @triton.jit
+    def _descend(table, programs, lr, decay, momentum, MOMENTUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+        row, start = _row_of(table, programs, WIDTH, BLOCK)
+        count, inner = _short(row, 4), _short(row, 6)
+        j = start + tl.arange(0, BLOCK)
+        if inner > 0:                           # not all of the tensor is in reach: from a place among those that are to its own
+            high, wide = _short(row, 9), _short(row, 10)
+            rest = j // inner
+            line = rest // wide
+            place = (line % high) * _short(row, 8) + rest % wide + _short(row, 11)
+            at = ((line // high) * _short(row, 7) + place) * inner + j % inner
+            _step(row, j, at, j < count, lr, decay, momentum, MOMENTUM)
+        elif start + BLOCK <= count:            # apart from the others, so that the compiler sees numbers side by side, all of them there
+            _step(row, j, j, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, MOMENTUM)
+        else:
+            _step(row, j, j, j < count, lr, decay, momentum, MOMENTUM)
+
+    @triton.jit
+    def _rest(table, programs, lr, decay, momentum, steps, MOMENTUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+        """What is out of reach, `steps` steps with a gradient of 0."""
+        row, start = _row_of(table, programs, WIDTH, BLOCK)
+        j = start + tl.arange(0, BLOCK)
+        side, corner = _short(row, 8), _short(row, 11)
+        place = (j // _short(row, 6)) % _short(row, 7)
+        high, wide = place // side - corner // side, place % side - corner % side
+        met = (high >= 0) & (high < _short(row, 9)) & (wide >= 0) & (wide < _short(row, 10))
+        here = (j < _short(row, 4)) & (met == 0)
+        where, pace = _floats(row, 0) + j, -tl.load(lr)
+        p = tl.load(where, mask=here, other=0.0)
+        if MOMENTUM:
+            moving = _floats(row, 1) + j
+            m = tl.load(moving, mask=here, other=0.0)
+            for _ in range(steps):
+                m = tl.fma(m, momentum, tl.fma(p, decay, 0.0))
+                p = tl.fma(m, pace, p)
+            tl.store(moving, m, mask=here)
+        else:
+            for _ in range(steps):
+                p = tl.fma(tl.fma(p, decay, 0.0), pace, p)
+        tl.store(where, p, mask=here)
+
+
+def usable(params: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these parameters: dense ones in float32 on a GPU."""
+    return triton is not None and all(p.is_cuda and p.dtype == torch.float32 and dense(p) for p in params)
+
+
+def dense(t: Tensor) -> bool:
+    """Whether a tensor fills a piece of memory that begins where loads of several numbers may; places in it are int32."""
+    lies = t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
+    return lies and t.data_ptr() % 16 == 0 and t.numel() < MOST_NUMBERS
+
+
+def descend(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, place: Place) -> None:
+    """param −= lr·m with m = momentum·m + grad + decay·param, in place, for what is in reach."""
+    moves = [_alike(move) for move in moves if move.grad.numel()]
+    rows, programs = [], []
+    for move in moves:
+        rows += _row(move, move.grad.numel())
+        programs += _programs(len(rows) // WIDTH - 1, move.grad.numel())
+    if programs:
+        with torch.cuda.device_of(lr):
+            table = place(rows + programs)
+            _descend[(len(programs),)](table, table[len(rows):], lr, decay, momentum, momentum != 0, WIDTH, BLOCK, num_warps=4)
+
+
+def rest(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, steps: int, place: Place) -> None:
+    """The same for what is out of reach of `moves`, as many steps at once."""
+    rows, programs = [], []
+    for move in moves:
+        if move.reach is not None and steps and (decay or momentum):
+            rows += _row(move, move.param.numel())
+            programs += _programs(len(rows) // WIDTH - 1, move.param.numel())
+    if programs:
+        with torch.cuda.device_of(lr):
+            table = place(rows + programs)
+            _rest[(len(programs),)](table, table[len(rows):], lr, decay, momentum, steps, momentum != 0, WIDTH, BLOCK, num_warps=4)
+
+
+def _alike(move: Move) -> Move:
+    """Gradients that autograd returns transposed, or amid other numbers, are laid out as their parameter is."""
+    like = move.param if move.reach is None else move.reach.of(move.param)
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    fits = move.grad.permute(order).is_contiguous() and move.grad.data_ptr() % 16 == 0
+    return move if fits else move._replace(grad=torch.empty_like(like, dtype=move.grad.dtype).copy_(move.grad))
+
+
+def _row(move: Move, count: int) -> list[int]:
+    """Addresses of parameter, momentum, gradient and copy; how many numbers; whether the gradient is bfloat16; and what is in reach:
+    numbers side by side at one place of a kernel, places of a kernel and of its row, rows and columns in reach, and the first of them.
+    """
+    param, momentum, grad, narrow, part = move
+    row = [param.data_ptr(), 0 if momentum is None else momentum.data_ptr(), grad.data_ptr(), 0 if narrow is None else narrow.data_ptr(),
+           count, int(grad.dtype == torch.bfloat16)]
+    if part is None:
+        return row + [0] * (WIDTH - len(row))
+    (top, bottom, _), (left, right, _) = part
+    high, wide = param.shape[2:]
+    return [*row, param.shape[1] if is_turned(param) else 1, high * wide, wide, bottom - top, right - left, top * wide + left]
+
+
+def _programs(row: int, count: int) -> list[int]:
+    return [row * ROW + at for at in range(-(-count // BLOCK))]

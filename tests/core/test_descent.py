@@ -1,0 +1,318 @@
+"""SGD by gradients as they came: one kernel for all tensors, and what is out of reach of its maps moved many steps at once.
+
+The kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from consilience import rng, tree
+from consilience.core import _descent_cuda, half
+from consilience.core._descent_cuda import Move, descend, rest
+from consilience.core.client import LocalWork
+from consilience.core.federation import Federation
+from consilience.core.layout import Layout
+from consilience.core.method import Method
+from consilience.core.part import Part
+from consilience.core.policy import Policy
+from consilience.core.reach import Reach, Span
+from consilience.core.slot import Slot
+from consilience.engines.sequential import Sequential
+from consilience.engines.slots import Slots
+from consilience.parts.prox import Prox
+from consilience.testing import largest_difference, state_of, tiny_population
+from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
+
+MIDDLE, CORNER = Reach(Span(1, 2, 0), Span(1, 2, 0)), Reach(Span(1, 3, 0), Span(0, 2, 0))
+ROUNDING = 2.0**-7 if INTERPRETED else 2.0**-8          # to bfloat16; the interpreter cuts off
+FORMS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def here(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers).to(DEVICE)
+
+
+def normal(name: str, shape: tuple[int, ...]) -> Tensor:
+    return rng.normal(rng.key(0, name), shape).to(DEVICE)
+
+
+# the kernels
+
+@pytest.mark.gpu
+def test_two_steps_by_hand() -> None:
+    """p = 2, g = 1, η = 0.5, decay 0.5, momentum 0.5. First m = 1 + 0.5·2 = 2 and p = 2 − 1 = 1;
+    then m = 0.5·2 + 1 + 0.5·1 = 2.5 and p = 1 − 1.25 = −0.25. All of it exact in bfloat16."""
+    needs_kernels()
+    if COMPILED:
+        pytest.skip("needs a launch")
+    p, m, copy = torch.tensor([2.0], device=DEVICE), torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE, dtype=torch.bfloat16)
+    move = Move(p, m, torch.ones(1, device=DEVICE, dtype=torch.bfloat16), copy, None)
+    lr = torch.tensor(0.5, device=DEVICE)
+    seen = []
+    for _ in range(2):
+        descend([move], lr, 0.5, 0.5, here)
+        seen.append((p.item(), m.item(), copy.item()))
+    assert seen == [(1.0, 2.0, 1.0), (-0.25, 2.5, -0.25)]
+
+
+def tensors(form: torch.memory_format) -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
+    return {"conv": ((5, 7, 3, 3), None, torch.bfloat16), "middle": ((70, 33, 3, 3), MIDDLE, torch.bfloat16),
+            "corner": ((6, 5, 3, 4), CORNER, torch.bfloat16), "linear": ((10, 600), None, torch.bfloat16),
+            "scale": ((64,), None, torch.float32), "wide": ((4, 3, 2, 2), None, torch.float32)}
+
+
+def moves_and_wanted(form: str, momentum: float, decay: float, lr: float) -> tuple[list[Move], list[Tensor], list[Tensor]]:
+    """Moves, and what parameters and momenta should be after a step that reaches all of them."""
+    moves, params, momenta = [], [], []
+    for name, (shape, part, dtype) in tensors(FORMS[form]).items():
+        p, m, g = normal(name, shape), normal("m" + name, shape), normal("g" + name, shape)
+        if p.dim() == 4:
+            p, m, g = (t.contiguous(memory_format=FORMS[form]) for t in (p, m, g))
+        g = g.to(dtype)
+        if part is not None:
+            only = torch.zeros_like(g)
+            part.of(only).copy_(part.of(g))
+            g = only
+        arrived = g if part is None else part.of(g).clone()
+        moves.append(Move(p.clone(), m.clone() if momentum else None, arrived, torch.zeros_like(arrived, dtype=torch.bfloat16), part))
+        m = momentum * m + g.float() + decay * p if momentum else g.float() + decay * p
+        params.append(p - lr * m)
+        momenta.append(m)
+    return moves, params, momenta
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.1), (0.0, 0.1), (0.9, 0.0), (0.0, 0.0)])
+def test_every_number_makes_its_step(form: str, momentum: float, decay: float) -> None:
+    needs_kernels()
+    moves, params, momenta = moves_and_wanted(form, momentum, decay, 0.1)
+    before = [move.grad.clone() for move in moves]
+    lr = torch.tensor(0.1, device=DEVICE)
+    descend(moves, lr, decay, momentum, here)
+    rest(moves, lr, decay, momentum, 1, here)
+    for move, p, m, g in zip(moves, params, momenta, before):
+        torch.testing.assert_close(move.param, p, rtol=1e-5, atol=1e-6)
+        if momentum:
+            torch.testing.assert_close(move.momentum, m, rtol=1e-5, atol=1e-6)
+        reached = p if move.reach is None else move.reach.of(p)
+        torch.testing.assert_close(move.narrow.float(), reached, rtol=ROUNDING, atol=1e-6)      # type: ignore[union-attr]
+        assert torch.equal(move.grad, g)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_steps_out_of_reach_are_made_at_once(momentum: float) -> None:
+    """Bit for bit what one after another gives; what is in reach stays."""
+    needs_kernels()
+    lr = torch.tensor(0.1, device=DEVICE)
+    once, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1)
+    singly, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1)
+    start = [move.param.clone() for move in once]
+    rest(once, lr, 0.1, momentum, 5, here)
+    for _ in range(5):
+        rest(singly, lr, 0.1, momentum, 1, here)
+    for a, b, p in zip(once, singly, start):
+        assert torch.equal(a.param, b.param)
+        assert a.momentum is None or torch.equal(a.momentum, b.momentum)
+        if a.reach is None:
+            assert torch.equal(a.param, p)
+        else:
+            assert torch.equal(a.reach.of(a.param), a.reach.of(p))
+            assert not torch.equal(a.param, p)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("turn", [lambda g: g.t().contiguous().t(), lambda g: torch.cat([g, g])[1:11]], ids=["transposed", "begins amid"])
+def test_gradients_that_lie_otherwise(turn: Callable[[Tensor], Tensor]) -> None:
+    needs_kernels()
+    g = normal("g", (10, 7)).bfloat16()
+    wanted = turn(g)
+    p = normal("p", (10, 7))
+    moved = p.clone()
+    descend([Move(moved, None, wanted, None, None)], torch.tensor(0.5, device=DEVICE), 0.0, 0.0, here)
+    torch.testing.assert_close(moved, p - 0.5 * wanted.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_what_does_not_fill_its_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _descent_cuda.dense(torch.zeros(4, 4))
+    assert _descent_cuda.dense(torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+    assert not _descent_cuda.dense(torch.zeros(4, 8)[:, ::2])
+    assert not _descent_cuda.dense(torch.zeros(9)[1:])
+    assert not _descent_cuda.usable([torch.zeros(4)])                  # not on a GPU
+
+
+# in whole runs
+
+class Shrinking(nn.Module):
+    """Maps of 8 × 8, 4 × 4, 2 × 2 and 1 × 1, with kernels of 3 × 3 throughout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inside, outside, stride in ((1, 4, 2), (4, 6, 2), (6, 8, 2), (8, 8, 1)):
+            layers += [nn.Conv2d(inside, outside, 3, stride, 1, bias=outside == 6), nn.BatchNorm2d(outside), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def federation(parts: list[Part], engine: object = Sequential, **policy: object) -> Federation:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        module = Shrinking()
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "batch": 8, "epochs": 2, "precision": "bfloat16",
+                "layout": "channels_last"} | policy
+    return Federation(module, Layout(head="head", extractor=("body",)), Method(parts), tiny_population(), Policy(**settings),    # type: ignore[arg-type]
+                      engine, DEVICE)                                                                                            # type: ignore[arg-type]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are used where tests of kernels run, and by what they are used is counted."""
+    needs_kernels()
+    if COMPILED:
+        pytest.skip("needs launches")
+    if ON_HOST:
+        monkeypatch.setattr(_descent_cuda, "usable", lambda params: True)
+    if INTERPRETED:                                       # which cuts off what PyTorch rounds: so let both
+        monkeypatch.setattr(half, "narrowed", cutting_off)
+    monkeypatch.setattr(half, "SMALL", 0)
+
+
+def cutting_off(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: dict[int, Tensor], rounded: Any = half.narrowed) -> Any:
+    weights, reaches = list(weights), list(reaches)
+    out = rounded(weights, reaches, kept)
+    for weight, part, narrow in zip(weights, reaches, out):
+        if id(weight) not in kept:
+            piece = weight.detach() if part is None else part.of(weight.detach())
+            narrow.copy_((piece.view(torch.int32) & -(1 << 16)).view(torch.float32))
+    return out
+
+
+def trained(fed: Federation, recorded: bool) -> Slot:
+    """A slot after all steps of client 0, as they are made one by one or as they are recorded."""
+    work = LocalWork(fed, 0, fed.client(0), [0], {})
+    slot = fed.make_slot(work)
+    work.load(slot)
+    for phase, sizes in work.schedule:
+        fed.program.begin(slot, phase)
+        for size in sizes[:1] if recorded else sizes:
+            fed.program.step(slot, phase, size)
+        if recorded:
+            with fed.program.recording(slot):
+                for size in sizes[1:]:
+                    fed.program.step(slot, phase, size)
+    return slot
+
+
+def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often weights descended, those out of reach caught up, and weights and gradients were cast."""
+    calls = {"descend": 0, "rest": 0, "cast": 0, "wide": 0}
+    descend, rest, cast = _descent_cuda.descend, _descent_cuda.rest, half.cast
+
+    def counted(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return act(*args)
+        return call
+
+    def counted_cast(given: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        given = list(given)
+        if given:
+            calls["cast" if dtype == torch.bfloat16 else "wide"] += 1
+        return cast(given, dtype)
+    monkeypatch.setattr(_descent_cuda, "descend", counted("descend", descend))
+    monkeypatch.setattr(_descent_cuda, "rest", counted("rest", rest))
+    monkeypatch.setattr(half, "cast", counted_cast)
+    return calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", [{}, {"momentum": 0.0}, {"weight_decay": 0.0}, {"layout": "contiguous"}], ids=str)
+def test_a_clients_round_is_the_same_with_and_without(kernels: None, monkeypatch: pytest.MonkeyPatch, policy: dict[str, object]) -> None:
+    """One by one, recorded, and by gradients that are cast back. What is out of reach moves too: by its decay."""
+    one, recorded = trained(federation([], **policy), False), trained(federation([], **policy), True)
+    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    plain = trained(federation([], **policy), False)
+    start = federation([], **policy).model["params"]
+    for slot in (recorded, plain):
+        for (key, a), b in zip(one.model["params"].items(), slot.model["params"].values()):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=key)
+        assert torch.equal(one.counter, slot.counter)
+    dead = one.model["params"]["body.9.weight"][:, :, 0, 0]
+    assert torch.equal(dead, start["body.9.weight"][:, :, 0, 0]) is (policy.get("weight_decay") == 0.0)
+
+
+@pytest.mark.gpu
+def test_recorded_steps_cast_once_and_put_off(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps an epoch, two epochs: six made one by one, or one so and five recorded together."""
+    fed = federation([])
+    calls = count(monkeypatch)
+    trained(fed, False)
+    assert {name: n for name, n in calls.items() if name != "wide"} == {"descend": 6, "rest": 6, "cast": 6}
+    calls.update(dict.fromkeys(calls, 0))
+    trained(fed, True)
+    assert {name: n for name, n in calls.items() if name != "wide"} == {"descend": 6, "rest": 2, "cast": 2}
+    assert calls["wide"] == 0
+
+
+class Reader(Part):
+    """Looks at all parameters in every step."""
+
+    name = "reader"
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        assert len(v.params) > 3
+        return 0.0
+
+
+@pytest.mark.gpu
+def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(monkeypatch)
+    looked = trained(federation([Reader()]), True)
+    assert calls["rest"] == 6
+    unseen = trained(federation([]), True)
+    assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+@pytest.mark.gpu
+def test_a_part_that_corrects_the_gradient_has_it_in_float32(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, seen = count(monkeypatch), set()
+
+    class Watcher(Part):
+        name = "watcher"
+
+        def grad(self, v, g):                             # type: ignore[no-untyped-def]
+            seen.update((t.dtype, t.shape == v.params[k].shape) for k, t in g.items())
+            return g
+    watched = trained(federation([Watcher()]), True)
+    assert (calls["descend"], seen) == (0, {(torch.float32, True)})
+    plain = trained(federation([]), True)
+    for (key, a), b in zip(watched.model["params"].items(), plain.model["params"].values()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [[], [Prox(mu=0.1)]], ids=["fedavg", "fedprox"])
+def test_slots_equal_sequential(parts: list[Part]) -> None:
+    needs_cuda()
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    runs = []
+    for engine in (Sequential, Slots, Slots):
+        fed = federation(parts, engine)
+        for _ in range(3):
+            fed.round()
+        runs.append(fed)
+    one, many, again = runs
+    assert many.engine.captured, many.engine.notes        # type: ignore[attr-defined]
+    assert largest_difference(one, many) <= 1e-5
+    assert all(torch.equal(t, state_of(again)[k]) for k, t in state_of(many).items())
