@@ -44,7 +44,9 @@ class Slot:
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
         self._own: set[int] | None = None     # while steps hand on what they tracked: the memory that the slot's tensors lie in
-        self._tables: list[tuple[Tensor, Tensor]] = []        # of addresses, and what they hold; they live as long as recorded steps may
+        self._asked = 0                       # numbers in tables since a rehearsal began
+        self._rooms: list[Tensor] = []        # for tables of recorded steps; they live as long as these may
+        self._tables: list[tuple[Tensor, Tensor]] = []        # still to be filled, and with what
         self._behind, self._catch_up = 0, (lambda steps: None)        # steps that some weights have not made yet, and who makes them
 
     def one_for(self, loss: Tensor) -> Tensor | None:
@@ -104,17 +106,28 @@ class Slot:
     def table(self, numbers: list[int]) -> Tensor:
         """Numbers on the device. While steps are recorded nothing can be copied from the host: `fill_tables` does that afterwards."""
         host = torch.tensor(numbers)
+        room = len(host) + len(host) % 2      # the next one begins at 16 bytes too
         if not (self.x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._asked += room
             return host.to(self.x.device)
-        self._tables.append((torch.empty_like(host, device=self.x.device), host))
-        return self._tables[-1][0]
+        table, self._rooms[-1] = self._rooms[-1][: len(host)], self._rooms[-1][room:]
+        self._tables.append((table, host))
+        return table
+
+    def rehearse(self) -> None:
+        """Steps begin that are made as they will be recorded."""
+        self._asked = 0
+        self._tables.clear()                  # of a recording that broke off
+
+    def reserve(self, steps: int) -> None:
+        """Room for the tables of that many recorded steps. What a recording allocates itself does not last: others may use it again."""
+        self._rooms.append(torch.empty(self._asked * steps, dtype=torch.int64, device=self.x.device))
 
     def fill_tables(self) -> None:
         """When a recording is over, and before it is played."""
-        for at, (table, host) in enumerate(self._tables):
-            if len(host):
-                table.copy_(host)
-                self._tables[at] = table, host[:0]
+        for table, host in self._tables:
+            table.copy_(host)
+        self._tables.clear()
 
     def track(self, name: str, new: Tree) -> None:
         """What a part tracked in a step becomes its scratch."""

@@ -239,11 +239,13 @@ class Slots:
         with torch.cuda.stream(lane.stream):
             saved = tree.clone(slot.written())
             self.program.begin(slot, phase)
+            slot.rehearse()
             for _ in range(WARM_UP):
                 slot.counter.copy_(saved["counter"])     # always the same step: a later one may have another size, or not exist
                 self.program.step(slot, phase, size)
             with torch.no_grad():
                 tree.copy_into(slot.written(), saved)
+            slot.reserve(steps)
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with _CAPTURING:
