@@ -61,16 +61,18 @@ def test_two_steps_by_hand() -> None:
     assert seen == [(1.0, 2.0, 1.0), (-0.25, 2.5, -0.25)]
 
 
-def tensors(form: torch.memory_format) -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
+def tensors() -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
+    """Of sizes for every branch: whole and cut, more and fewer numbers than a program has, side by side as many as it has."""
     return {"conv": ((5, 7, 3, 3), None, torch.bfloat16), "middle": ((70, 33, 3, 3), MIDDLE, torch.bfloat16),
-            "corner": ((6, 5, 3, 4), CORNER, torch.bfloat16), "linear": ((10, 600), None, torch.bfloat16),
+            "corner": ((6, 5, 3, 4), CORNER, torch.bfloat16),
+            "even": ((3, 2 * _descent_cuda.BLOCK, 3, 3), CORNER, torch.bfloat16), "linear": ((10, 600), None, torch.bfloat16),
             "scale": ((64,), None, torch.float32), "wide": ((4, 3, 2, 2), None, torch.float32)}
 
 
 def moves_and_wanted(form: str, momentum: float, decay: float, lr: float) -> tuple[list[Move], list[Tensor], list[Tensor]]:
     """Moves, and what parameters and momenta should be after a step that reaches all of them."""
     moves, params, momenta = [], [], []
-    for name, (shape, part, dtype) in tensors(FORMS[form]).items():
+    for name, (shape, part, dtype) in tensors().items():
         p, m, g = normal(name, shape), normal("m" + name, shape), normal("g" + name, shape)
         if p.dim() == 4:
             p, m, g = (t.contiguous(memory_format=FORMS[form]) for t in (p, m, g))

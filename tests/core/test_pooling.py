@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from consilience import rng
-from consilience.core import pooling
+from consilience.core import _pool_cuda, pooling
 from consilience.core.pooling import pool_swiftly
+from kernel_device import COMPILED, DEVICE, INTERPRETED, needs_kernels
 
 
 def maps(*shape: int) -> torch.Tensor:
@@ -111,3 +112,63 @@ def test_a_run_keeps_its_numbers(monkeypatch):
     theirs, same_scores = outcome()
     assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
     assert scores == same_scores
+
+
+# on a GPU, or in Triton's interpreter: `make test-kernels`
+
+WINDOWS = [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (3, 3, 0), (2, 3, 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("shape", [(3, 8, 7, 6), (2, 5, 5, 9), (64, 64, 16, 16)], ids=str)
+def test_kernels_pool_as_pytorch_does(shape, window, dtype):
+    """Ties, which maps after a ReLU are full of, and not-a-number included."""
+    needs_kernels()
+    if INTERPRETED and shape[0] == 64:
+        shape = (2, 64, 16, 16)
+    x = maps(*shape).to(dtype).to(DEVICE).contiguous(memory_format=torch.channels_last)
+    x[0, 1, 2, 3] = float("nan")
+    x[1, :, :3, :3] = float("-inf")
+    x.requires_grad_()
+    theirs = F.max_pool2d(x.float(), *window)
+    ours = _pool_cuda.max_pool(x, *window)
+    torch.testing.assert_close(ours, theirs.to(dtype), rtol=0, atol=0, equal_nan=True)
+    assert ours.stride() == theirs.stride()
+    g = rng.normal(rng.key(0, "g"), tuple(theirs.shape)).to(dtype).to(DEVICE)
+    wide, = torch.autograd.grad(theirs, x, g.float())
+    back, = torch.autograd.grad(ours, x, g)
+    once = 2.0**-7 if dtype == torch.bfloat16 else 1e-6                    # sums of float32, rounded once or, in the interpreter, cut off
+    torch.testing.assert_close(back, wide, rtol=once, atol=1e-6)
+    assert torch.equal(back == 0, wide == 0)
+
+
+@pytest.mark.gpu
+def test_by_hand_the_way_back_adds_what_windows_share():
+    """Windows of 3, one apart, over 1 3 2: the middle is the largest of both padded and whole windows; it gets all of 1 + 2 + 4."""
+    needs_kernels()
+    if COMPILED:
+        pytest.skip("needs a launch")
+    x = torch.tensor([1.0, 3.0, 2.0], device=DEVICE).expand(1, 2, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = _pool_cuda.max_pool(x, 3, 1, 1)
+    assert out[0, 0].tolist() == [[3.0] * 3] * 3
+    g = torch.tensor([1.0, 2.0, 4.0], device=DEVICE).expand(1, 2, 3, 3).contiguous()
+    back, = torch.autograd.grad(out, x, g)
+    # of equal rows the first that a window holds wins: row 0 for the windows of rows 0 and 1, row 1 for those of row 2
+    assert back[0, 0].tolist() == [[0.0, 14.0, 0.0], [0.0, 7.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("settings", "fits"), [((3, 2, 1), True), ((2,), True), (((3, 2), 2), False), ((16,), False)], ids=str)
+def test_what_the_kernels_take(settings, fits):
+    layer = nn.MaxPool2d(*settings)
+    how = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
+
+    class OnGpu:
+        """As much of a tensor on a GPU as is looked at."""
+
+        is_cuda, dtype, shape = True, torch.float32, (2, 3, 20, 20)
+        dim, numel = (lambda self: 4), (lambda self: 2400)
+        is_contiguous = lambda self, memory_format=torch.contiguous_format: memory_format is torch.channels_last
+    assert _pool_cuda.usable(OnGpu(), *how) is (fits and _pool_cuda.triton is not None)
+    assert not _pool_cuda.usable(maps(2, 3, 20, 20).contiguous(memory_format=torch.channels_last), *how)

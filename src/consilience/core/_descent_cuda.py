@@ -25,7 +25,7 @@ try:
 except ImportError:
     triton = None
 
-BLOCK = 1 << 11             # numbers of one program
+BLOCK = 1 << 9              # numbers of one program: small ones leave room for other clients' kernels
 MOST_NUMBERS = (1 << 31) - BLOCK
 WIDTH = 12                  # numbers of one tensor's row in a table
 ROW = 1 << 32               # a program's entry: its tensor's row times this, and its place among that tensor's programs
@@ -64,6 +64,15 @@ if triton is not None:
         return tl.multiple_of(tl.load(row + at).to(tl.pointer_type(tl.bfloat16)), 16)
 
     @triton.jit
+    def _own_place(row, j, inner):
+        """Of number j among those in reach: its place in the tensor."""
+        high, wide = _short(row, 9), _short(row, 10)
+        rest = j // inner
+        line = rest // wide
+        place = (line % high) * _short(row, 8) + rest % wide + _short(row, 11)
+        return ((line // high) * _short(row, 7) + place) * inner + j % inner
+
+    @triton.jit
     def _step(row, j, at, here, lr, decay, momentum, MOMENTUM: tl.constexpr):
         """Numbers j of the gradient move numbers `at` of the parameter."""
         where = _floats(row, 0) + at
@@ -87,13 +96,12 @@ if triton is not None:
         row, start = _row_of(table, programs, WIDTH, BLOCK)
         count, inner = _short(row, 4), _short(row, 6)
         j = start + tl.arange(0, BLOCK)
-        if inner > 0:                           # not all of the tensor is in reach: from a place among those that are to its own
-            high, wide = _short(row, 9), _short(row, 10)
-            rest = j // inner
-            line = rest // wide
-            place = (line % high) * _short(row, 8) + rest % wide + _short(row, 11)
-            at = ((line // high) * _short(row, 7) + place) * inner + j % inner
-            _step(row, j, at, j < count, lr, decay, momentum, MOMENTUM)
+        if inner > 0:                           # not all of the tensor is in reach
+            if inner % BLOCK == 0:              # one place for the whole program
+                at = _own_place(row, start, inner) + tl.arange(0, BLOCK)
+                _step(row, j, at, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, MOMENTUM)
+            else:
+                _step(row, j, _own_place(row, j, inner), j < count, lr, decay, momentum, MOMENTUM)
         elif start + BLOCK <= count:            # apart from the others, so that the compiler sees numbers side by side, all of them there
             _step(row, j, j, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, MOMENTUM)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _pool_cuda
 from .listeners import transformed
 
 FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
@@ -34,10 +35,14 @@ class _Pooled(torch.autograd.Function):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """PyTorch's layer with a faster way for contiguous maps in the memory of the host."""
+    """PyTorch's layer with a faster way for contiguous maps in the memory of the host, and for channels_last on a GPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.return_indices or torch.jit.is_tracing() or transformed() or not _pays(input):
+        if self.return_indices or torch.jit.is_tracing() or transformed():
+            return super().forward(input)
+        if _pool_cuda.usable(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode):
+            return _pool_cuda.max_pool(input, self.kernel_size, self.stride, self.padding)          # type: ignore[arg-type]
+        if not _pays(input):
             return super().forward(input)
         return _Pooled.apply(input, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
 
