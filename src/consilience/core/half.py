@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _stem_cuda
-from .listeners import transformed
 from .reach import Reach, reach
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -144,14 +142,12 @@ class _Ready:
         ready = self.take_ready(input)
         if ready is None:
             return super().forward(input, *args, **settings)  # type: ignore[misc]
-        if isinstance(self, nn.Conv2d) and "weight" in ready:
-            done = _convolve(self, input, ready)
-            if done is not None:
-                bias = ready.get("bias", self.bias)
-                return done if bias is None else done + bias.to(done.dtype)[:, None, None]
+        part = ready.pop("reach", None)
+        if part is not None and isinstance(self, nn.Conv2d):
+            return F.conv2d(input, ready["weight"], ready.get("bias"), self.stride, part.padding, self.dilation, self.groups)
         table = self.__dict__["_parameters"]
         kept = dict(table)
-        table.update((leaf, ready[leaf]) for leaf in ("weight", "bias") if leaf in ready)
+        table.update(ready)
         try:
             return super().forward(input, *args, **settings)  # type: ignore[misc]
         finally:
@@ -161,24 +157,13 @@ class _Ready:
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
-def _convolve(conv: nn.Conv2d, input: Tensor, ready: dict[str, Any]) -> Tensor | None:
-    """The convolution without its bias, where there is another way than PyTorch's: for images of few channels, for kernels larger than
-    their maps."""
-    part: Reach | None = ready.get("reach")
-    if part is not None:
-        return F.conv2d(input, ready["weight"], None, conv.stride, part.padding, conv.dilation, conv.groups)
-    if _stem_cuda.usable(conv, input, ready["weight"]) and not transformed():
-        return _stem_cuda.convolve(conv, input, ready["weight"])
-    return None
-
-
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
     ready = (conv.take_ready(input) if isinstance(conv, _Ready) else None) or {}
     weight, bias = (ready.get(leaf, getattr(conv, leaf)) for leaf in ("weight", "bias"))
-    maps = _convolve(conv, input, ready) if "weight" in ready else None
-    if maps is None:
-        maps = conv._conv_forward(input, weight, None)
+    part = ready.get("reach")
+    maps = (conv._conv_forward(input, weight, None) if part is None else
+            F.conv2d(input, weight, None, conv.stride, part.padding, conv.dilation, conv.groups))
     return maps, bias.to(maps.dtype)
 
 
