@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, overload
@@ -114,6 +114,12 @@ class FederatedData:
         split = f" by {self.description['split']}" if self.description.get("split") else ""
         return (f"<FederatedData: {self.name}, {len(self.x):,} samples of {shape_of(self.x)}, {self.classes} classes; "
                 f"{self.population} clients{split}{out}: {', '.join(parts)}{own}>")
+
+    @property
+    def asked(self) -> Mapping[str, Any] | None:
+        """What `load` was asked for, by the names of a run's settings, where it can read and divide the data again. No field, so that a
+        changed copy has none: it is not what `load` would give."""
+        return self.__dict__.get("_asked")
 
     @property
     def population(self) -> int:
