@@ -27,7 +27,7 @@ from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
 from .given import own_data, own_model
-from .result import Result, headline
+from .result import Result
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
 
@@ -272,4 +272,4 @@ class _Patience:
         return bool(self.patience) and self.since >= self.patience
 
 
-__all__ = ["Listener", "build_federation", "build_model", "headline", "load_data", "run", "run_config", "score_round"]
+__all__ = ["Listener", "build_federation", "build_model", "load_data", "run", "run_config", "score_round"]
