@@ -12,7 +12,7 @@ import consilience
 from consilience.data import load
 from consilience.errors import ConfigError
 from consilience.metrics.criterion import pooled_measure
-from consilience.metrics.registry import MEASURES, Measure
+from consilience.metrics.registry import MEASURES, Measure, make_measures
 from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
@@ -72,6 +72,41 @@ def test_without_one_settings_are_those_of_old_runs():
     assert "criterion" not in RunConfig.make(TWO).portable()
     assert RunConfig.make({**TWO, "criterion": "auroc"}).portable()["criterion"] == "auroc"
     assert RunConfig.make({**TWO, "criterion": "auroc"}).digest() != RunConfig.make(TWO).digest()
+
+
+@pytest.mark.parametrize(("one", "same"), [("f1(positive=1)", "f1( positive = '1' )"), ("auroc", "auroc(rows=auto)"),
+                                           ("f1", "f1(positive=none)"), ("f1(positive=yes)", 'f1(positive="yes")'),
+                                           ("f1(positive='at home')", 'f1(positive="at home")')])
+def test_a_measure_is_the_same_however_it_is_written(one, same):
+    """Folders are named by the settings: runs that differ by quotes alone were two."""
+    for name in ("criterion", "measure"):
+        a, b = (RunConfig.make({**TWO, name: text}) for text in (one, same))
+        assert a.portable() == b.portable()
+        assert a.digest() == b.digest()
+    assert RunConfig.make({**TWO, "measure": [one, same]}).run.measure == RunConfig.make({**TWO, "measure": one}).run.measure
+    assert len(make_measures([one, same])) == 1
+    assert make_measures([RunConfig.make({**TWO, "criterion": same}).run.criterion]) == make_measures([one])
+
+
+def test_measures_of_different_classes_stay_different():
+    zero, one = (RunConfig.make({**TWO, "criterion": f"f1(positive={c})"}).digest() for c in (0, 1))
+    assert zero != one
+    with pytest.raises(ConfigError, match="twice with different options"):
+        make_measures(["f1(positive=0)", "f1(positive=1)"])
+    # a class named none is not no class; what is not installed here stays as it was written
+    assert RunConfig.make({**TWO, "criterion": "f1(positive='none')"}).run.criterion == "f1(positive='none')"
+    assert RunConfig.make({**TWO, "criterion": "theirs(of = 'x')"}).run.criterion == "theirs(of = 'x')"
+
+
+def test_a_run_goes_on_whose_folder_writes_its_criterion_with_quotes(tmp_path):
+    settings = {**TWO, "rounds": 1, "criterion": "f1(positive='1')", "measure": ["f1(positive=1)"]}
+    consilience.run("fedavg", **settings, out=tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["config"] |= {"criterion": "f1(positive=1)", "measure": ["f1(positive=1)"]}                 # as earlier versions kept them
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert len(consilience.run("fedavg", **settings, out=tmp_path).records) == 1
+    with pytest.raises(ConfigError, match="holds a run with criterion"):
+        consilience.run("fedavg", **{**settings, "criterion": "f1(positive=0)"}, out=tmp_path)
 
 
 def test_rounds_are_chosen_by_the_criterion():

@@ -23,6 +23,7 @@ from ..core.snapshot import restore, snapshot
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
+from ..metrics.registry import canonical
 from .environment import describe_environment
 from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from .given import DIVIDING
@@ -133,6 +134,10 @@ class RunFolder:
         new = json.loads(json.dumps({"config": result.config, "data": result.data}, default=list))
         # earlier versions did not say how data had been divided that a run was given; what came of it stands under "data"
         unsaid = {"config": {**dict.fromkeys(DIVIDING), "hold_out": [], "data": result.data["name"]}, "data": {}}
+        # nor did they write a measure in one way
+        measures = {name: [canonical(m) for m in said] if isinstance(said, list) else canonical(said)
+                    for name in ("criterion", "measure") if (said := old["config"].get(name))}
+        old = {**old, "config": {**old["config"], **measures}}
         for part in ("config", "data"):
             for key in sorted(old[part].keys() | new[part].keys()):
                 if key in unsaid[part] and old[part].get(key) == unsaid[part][key]:

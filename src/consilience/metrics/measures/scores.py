@@ -164,6 +164,11 @@ class _OneClass(Answered):
     positive: str | int | None = option(None, "the class that matters, by its name or number; none: of two classes the second, of more the "
                                               "mean over those that occur")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positive is not None:                    # a class named 1 may be written with quotes or without
+            object.__setattr__(self, "positive", str(self.positive))
+
     def against(self, answers: Answers, positive: int) -> float | None:
         raise NotImplementedError
 
@@ -171,8 +176,8 @@ class _OneClass(Answered):
         return self.no_class(class_names(s.data)) or super().missing(s)
 
     def no_class(self, classes: Sequence[str]) -> str | None:
-        wrong = self.positive is not None and str(self.positive) not in classes
-        return f"there is no class {str(self.positive)!r} among {some(classes)}" if wrong else None
+        wrong = self.positive is not None and self.positive not in classes
+        return f"there is no class {self.positive!r} among {some(classes)}" if wrong else None
 
     def scorer(self, classes: Sequence[str]) -> tuple[Callable[[Answers], float | None], str]:
         if self.positive is None and len(classes) != 2:
