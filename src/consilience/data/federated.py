@@ -126,6 +126,11 @@ class FederatedData:
         return len(self.clients)
 
     @property
+    def held_out_rows(self) -> list[Tensor]:
+        """What each client held out is scored on: its test rows, or all it has."""
+        return [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in self.held_out]
+
+    @property
     def table(self) -> ClientTable:
         assert isinstance(self.clients, ClientTable)
         return self.clients

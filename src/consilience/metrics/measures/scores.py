@@ -117,17 +117,17 @@ class Answered(_Scored):
     def more(self, answers: Answers) -> dict[str, Any]:
         return {}
 
-    def measure(self, s: Subject) -> dict[str, Any]:
-        rows = s.choose_rows(self.rows)
+    def judged(self, s: Subject, model: str, rows: str, names: Sequence[str]) -> dict[str, Any]:
+        """Of a model on these rows, whose owners are named."""
         value, said = self.scorer(class_names(s.data))
+        answers = s.answers(model, self.training, rows)
+        each = {name: v for i, name in enumerate(names) if len(own := answers.of(i)) and (v := value(own)) is not None}
+        spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
+        return {"pooled": value(answers), **spread, **self.more(answers), "samples": len(answers),
+                "scored": s.described(model, self.training, rows) + said}
 
-        def score(model: str) -> dict[str, Any]:
-            answers = s.answers(model, self.training, rows)
-            each = {name: v for i, name in enumerate(s.names) if len(own := answers.of(i)) and (v := value(own)) is not None}
-            spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
-            return {"pooled": value(answers), **spread, **self.more(answers), "samples": len(answers),
-                    "scored": s.described(model, self.training, rows) + said}
-        return _both(s, self.training, score)
+    def measure(self, s: Subject) -> dict[str, Any]:
+        return _both(s, self.training, lambda model: self.judged(s, model, s.choose_rows(self.rows), s.names))
 
 
 @register
