@@ -251,6 +251,9 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     return node.func.id, values
 
 
-def format_call(name: str, values: Mapping[str, Any]) -> str:
-    """The inverse of `parse_call`."""
-    return f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})" if values else name
+def format_call(name: str, values: Mapping[str, Any], *, bare: bool = False) -> str:
+    """The inverse of `parse_call`; `bare`: words without quotes where they are read the same without."""
+    def written(value: Any) -> str:
+        plain = bare and isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value) and value not in _WORDS
+        return str(value) if plain else repr(value)
+    return f"{name}({', '.join(f'{k}={written(v)}' for k, v in values.items())})" if values else name

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from consilience.cli import data as data_commands
 from consilience.cli.data import app
-from consilience.data import SOURCES, download, verify
+from consilience.data import SOURCES, download, statistics, verify
 from consilience.data.sources import Download
 from consilience.errors import DataError
 
@@ -181,3 +182,21 @@ def test_a_check_says_in_a_log_what_it_does(cli, log, monkeypatch, tmp_path):
     monkeypatch.setattr(SOURCES["ag_news"], "read", reading)
     monkeypatch.setattr(verify, "contents", counting)
     assert cli("data", "check", "ag_news", "--data-dir", tmp_path / "data", "--json", code=2).json()["samples"] == 4
+
+
+def test_showing_a_split_says_in_a_log_what_it_does(cli, log, monkeypatch, tmp_path):
+    """None of it has an end that could be told, but that it goes on can."""
+    asked = []
+
+    def waiting(do, said):
+        def waits(*args, **settings):
+            asked.append(said)
+            log.wait_for(f"{said} after 0:0")
+            return do(*args, **settings)
+        return waits
+    for place, name, said in ((data_commands, "load", "reading and dividing"), (statistics, "describe", "counting"),
+                              (data_commands, "save_split", "saving the split"), (data_commands, "draw_split", "drawing")):
+        monkeypatch.setattr(place, name, waiting(getattr(place, name), said))
+    shown = cli("data", "show", "digits", "--clients", "3", "--save", tmp_path / "split.json", "--out", tmp_path / "a.svg", "--json").json()
+    assert shown["statistics"]["clients"] == 3
+    assert asked == ["reading and dividing", "counting", "saving the split", "drawing"]

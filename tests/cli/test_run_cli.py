@@ -155,6 +155,18 @@ def test_the_score_of_clients_held_out_is_printed(cli, tmp_path):
     assert f"Clients held out, last round: {held['accuracy']:.3f} with the global model {each}." in said.out
 
 
+def test_the_score_of_clients_held_out_by_the_criterion_is_printed(cli, tmp_path):
+    said = cli("run", "fedavg", "--data", "digits", "--clients", "4", "--split", "iid", "--rounds", "1", "-o", "hold_out=client1",
+               "-o", "criterion=auroc", "-o", "eval_clients=2", "--out", str(tmp_path / "run"))
+    last = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])
+    accuracy, auroc = last["held_out"]["accuracy"], last["criterion"]["held_out"]["value"]
+    assert accuracy != auroc
+    for words in (f"accuracy {accuracy:.3f}", f"auroc {auroc:.3f}"):
+        assert f"Clients held out, last round: {words} with the global model (client1 {words.split()[1]})." in said.out
+    judged = next(line for line in said.out.splitlines() if line.startswith("Judged by auroc"))
+    assert judged.endswith("on 2 of 3 clients drawn by the seed.")
+
+
 def test_without_flower_a_federation_can_be_read_about_and_not_run(cli, monkeypatch):
     def absent(name):
         raise PackageNotFoundError(name)

@@ -287,6 +287,14 @@ def test_neutral_beside_others_changes_no_bit() -> None:
         assert not differences(alone, both, only=lambda k: not k.startswith("server/dp"))
 
 
+def test_neutral_weighs_clients_as_fedavg_does() -> None:
+    """Where the run leaves the weights to the method; a bound needs uniform ones, and clients here differ in size."""
+    neutral = tiny_federation([Dp(clip=None, noise=0.0)], weights="auto")
+    assert neutral.policy.weights == "samples"
+    assert not differences(run_tiny(weights="auto"), run_tiny([Dp(clip=None, noise=0.0)], weights="auto"), only=in_model)
+    assert tiny_federation([Dp(noise=0.0)], weights="auto").policy.weights == "uniform"
+
+
 def test_clipping_alone_protects_nothing_and_says_so() -> None:
     report = tiny_federation([Dp(noise=0.0), PARTS["ffa"]()]).round()
     assert report.privacy["epsilon"] is None

@@ -10,7 +10,7 @@ import torch
 from quadratic import W, scalars, weight
 
 from consilience.core.part import Part
-from consilience.errors import RefusedCombination
+from consilience.errors import NonFiniteError, RefusedCombination
 from consilience.parts import parse_stack
 from consilience.parts.dann import Dann
 from consilience.parts.moreau import Moreau
@@ -152,3 +152,20 @@ def test_refusals() -> None:
         with pytest.raises(RefusedCombination, match=reason):
             parse_stack(text).method()
     tiny_federation(parse_stack("pfedme(weight=3, inner_lr=0.1)+scaffold").parts)
+
+
+def test_personal_steps_that_lead_away_are_warned_of_and_named_as_the_cause() -> None:
+    """ℓ(θ) = ½(θ − 1)², w = 0, η_p = 0.1, λ = 30: θ ← θ − 0.1((θ − 1) + 30θ) = 0.1 − 2.1θ, so that θ more than doubles with every step.
+    The run's learning rate has no part in it, and was named as the cause."""
+    fed = tiny_federation([Moreau()])
+    assert Moreau(weight=20.0, inner_lr=0.1).caution(fed.spec) is None                    # 1 − 2: to the other side, not farther
+    said = Moreau(weight=30.0, inner_lr=0.1).caution(fed.spec)
+    assert said is not None
+    assert "inner_lr·weight = 3:" in said
+    assert "moreau.inner_lr below 0.0667" in said
+    one = scalars([Moreau(weight=30.0, steps=2, inner_lr=0.1, decay=0.0)], [1.0], [1], lr=1e-9)
+    one.round()
+    assert theta(one) == pytest.approx(0.1 - 2.1 * 0.1)
+    wild = tiny_federation([Moreau(weight=30.0, inner_lr=0.1, steps=200)], lr=1e-9)
+    with pytest.raises(NonFiniteError, match=r"round 1, step 1\. The likely cause: moreau has inner_lr·weight = 3: .* If that is not it"):
+        wild.round()

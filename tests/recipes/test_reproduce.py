@@ -16,7 +16,7 @@ from consilience.recipes.page import write_html, write_outcome
 from consilience.recipes.run import Order, reproduce
 from consilience.runs.config import RunConfig
 from consilience.runs.many import Watcher
-from consilience.runs.result import headline
+from consilience.runs.result import served_accuracies
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_cells_that_differ_in_scoring_alone_share_a_run(done):
 def test_values_are_those_of_the_records_by_the_protocol(done):
     _, outcome, _ = done
     e = entry(outcome, "dbe", "accuracy")
-    scores = [headline(r)["accuracy"] for r in e.runs[0].records if r.get("personalised")]
+    scores = [served_accuracies(r)["accuracy"] for r in e.runs[0].records if r.get("personalised")]
     assert len(scores) == 2                                             # half of four rounds
     assert e.values[0] == pytest.approx(100 * max(scores))
     assert e.also["last round"][0] == pytest.approx(100 * scores[-1])

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
-from sklearn.metrics import roc_auc_score
+import torch
+from sklearn.metrics import f1_score, roc_auc_score
 
 import consilience
+from consilience.core.federation import Federation
 from consilience.data import load
 from consilience.errors import ConfigError
 from consilience.metrics.criterion import pooled_measure
-from consilience.metrics.registry import MEASURES, Measure
+from consilience.metrics.registry import MEASURES, Measure, make_measures
 from consilience.runs.compare import compare_config
 from consilience.runs.comparison import Comparison, chosen_rounds
 from consilience.runs.config import RunConfig
+from consilience.runs.measure import criterion_of_round, measures_of_round
 from consilience.runs.result import summarise
 from consilience.runs.run import _Patience
+from consilience.runs.scoring import only, scored_clients
 from consilience.runs.tune import validation_scores
 
 TWO = {"data": "synthetic(samples=240, classes=2, clients=4, features=6)", "rounds": 2, "lr": 0.1, "validation": 0.2,
@@ -61,6 +65,69 @@ def test_models_are_judged_after_local_training_too(method):
     assert pooled_measure(last, "auroc") == of["pooled"]                   # a comparison's column
 
 
+def asked_rows(monkeypatch, *given, **settings):
+    """A run, and how many samples its models were asked about outside of training."""
+    asked, look = [], Federation.look
+
+    def counted(fed, number, state, model, x, *more):
+        asked.append(len(x))
+        return look(fed, number, state, model, x, *more)
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "look", counted)
+        return consilience.run(*given, **settings, engine="sequential"), sum(asked)
+
+
+@pytest.mark.parametrize(("method", "more"), [("fedavg", {}), ("dbe", {"eval_clients": 2}), ("local", {}), ("fedper", {"hold_out": ["1"]})])
+def test_a_judged_round_asks_every_model_once(method, more, monkeypatch):
+    """Accuracy, the criterion and a measure of answers are read from one pass, and are what each would read from its own."""
+    plain, usual = asked_rows(monkeypatch, method, **TWO, **more)
+    judged, both = asked_rows(monkeypatch, method, **TWO, **more, criterion="auroc", measure=["calibration"])
+    assert both == usual > 0
+    scores = ("global", "personalised", "validation", "held_out", "losses")
+    assert [[r.get(k) for k in scores] for r in plain.records] == [[r.get(k) for k in scores] for r in judged.records]
+    fed, data = judged.federation, load(TWO["data"], validation=0.2, hold_out=[1] if "hold_out" in more else ())
+    drawn = scored_clients(fed, data, more.get("eval_clients"))
+    last = judged.records[-1]
+    assert last["criterion"] == criterion_of_round(fed, data if drawn is None else only(data, drawn), "auroc", drawn)
+    assert last["measures"] == measures_of_round(fed, only(data, drawn), ["calibration"], clients=drawn)
+
+
+def test_the_published_test_set_is_asked_about_once(monkeypatch):
+    data = load(TWO["data"])
+    data = replace(data, test=data.table.test.rows, clients=[c._replace(test=c.test[:0]) for c in data.clients])
+    settings = {"rounds": 1, "model": "mlp(hidden=(8,))"}
+    (_, usual), (judged, both) = (asked_rows(monkeypatch, "fedavg", data, **settings, **more) for more in ({}, {"criterion": "auroc"}))
+    assert both == usual == len(data.test)
+    p = judged.federation.program.network.forward(judged.federation.model, data.x[data.test]).logits.softmax(1)[:, 1].detach()
+    assert judged.records[-1]["criterion"]["global"]["value"] == pytest.approx(roc_auc_score(data.y[data.test], p))
+
+
+def test_clients_held_out_are_scored_by_the_criterion():
+    result = consilience.run("dbe", **TWO, criterion="f1(positive=0)", hold_out=["1", "3"])
+    data, fed, judged = load(TWO["data"], validation=0.2, hold_out=[1, 3]), result.federation, result.records[-1]["criterion"]["held_out"]
+    predicted = [fed.program.network.forward(fed.model, data.x[c.test]).logits.argmax(1) for c in data.held_out]
+    each = {c.name: f1_score(data.y[c.test], p, pos_label=0) for c, p in zip(data.held_out, predicted)}
+    assert judged["per_client"] == pytest.approx(each)
+    assert judged["value"] == pytest.approx(f1_score(torch.cat([data.y[c.test] for c in data.held_out]), torch.cat(predicted), pos_label=0))
+    assert judged["worst"] == min(judged["per_client"].values())
+    assert judged["scored"] == ("the global model after aggregation, before local training, on clients that take no part; positive is "
+                                "class 0")
+    assert result.summary()["last"]["criterion"]["held_out"]["value"] == judged["value"]
+    for method, criterion in (("local", "auroc"), ("fedavg", "auroc(training=after)")):      # no model that could serve them
+        assert "held_out" not in consilience.run(method, **TWO, criterion=criterion, hold_out=["1"]).records[-1]["criterion"]
+
+
+def test_a_criterion_says_that_some_clients_were_drawn(tmp_path):
+    base = RunConfig.make({**TWO, "criterion": "f1", "eval_clients": 2})
+    made = compare_config(["dbe"], base, [0], out=tmp_path, jobs=1)
+    last = made.documents["dbe", 0]["records"][-1]
+    assert last["global"]["scored"].endswith(", on 2 of 4 clients drawn by the seed")
+    for model in ("global", "personalised"):
+        assert last["criterion"][model]["scored"].endswith("test samples, on 2 of 4 clients drawn by the seed; positive is class 1")
+    assert "F1: positive is class 1." in made.table().notes
+    assert "drawn" not in consilience.run("dbe", **TWO, criterion="f1").records[-1]["criterion"]["global"]["scored"]
+
+
 def test_scoring_changes_no_training():
     plain, judged = (consilience.run("dbe", **TWO, **more) for more in ({}, {"criterion": "f1"}))
     assert [r["losses"] for r in plain.records] == [r["losses"] for r in judged.records]
@@ -72,6 +139,41 @@ def test_without_one_settings_are_those_of_old_runs():
     assert "criterion" not in RunConfig.make(TWO).portable()
     assert RunConfig.make({**TWO, "criterion": "auroc"}).portable()["criterion"] == "auroc"
     assert RunConfig.make({**TWO, "criterion": "auroc"}).digest() != RunConfig.make(TWO).digest()
+
+
+@pytest.mark.parametrize(("one", "same"), [("f1(positive=1)", "f1( positive = '1' )"), ("auroc", "auroc(rows=auto)"),
+                                           ("f1", "f1(positive=none)"), ("f1(positive=yes)", 'f1(positive="yes")'),
+                                           ("f1(positive='at home')", 'f1(positive="at home")')])
+def test_a_measure_is_the_same_however_it_is_written(one, same):
+    """Folders are named by the settings: runs that differ by quotes alone were two."""
+    for name in ("criterion", "measure"):
+        a, b = (RunConfig.make({**TWO, name: text}) for text in (one, same))
+        assert a.portable() == b.portable()
+        assert a.digest() == b.digest()
+    assert RunConfig.make({**TWO, "measure": [one, same]}).run.measure == RunConfig.make({**TWO, "measure": one}).run.measure
+    assert len(make_measures([one, same])) == 1
+    assert make_measures([RunConfig.make({**TWO, "criterion": same}).run.criterion]) == make_measures([one])
+
+
+def test_measures_of_different_classes_stay_different():
+    zero, one = (RunConfig.make({**TWO, "criterion": f"f1(positive={c})"}).digest() for c in (0, 1))
+    assert zero != one
+    with pytest.raises(ConfigError, match="twice with different options"):
+        make_measures(["f1(positive=0)", "f1(positive=1)"])
+    # a class named none is not no class; what is not installed here stays as it was written
+    assert RunConfig.make({**TWO, "criterion": "f1(positive='none')"}).run.criterion == "f1(positive='none')"
+    assert RunConfig.make({**TWO, "criterion": "theirs(of = 'x')"}).run.criterion == "theirs(of = 'x')"
+
+
+def test_a_run_goes_on_whose_folder_writes_its_criterion_with_quotes(tmp_path):
+    settings = {**TWO, "rounds": 1, "criterion": "f1(positive='1')", "measure": ["f1(positive=1)"]}
+    consilience.run("fedavg", **settings, out=tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["config"] |= {"criterion": "f1(positive=1)", "measure": ["f1(positive=1)"]}                 # as earlier versions kept them
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert len(consilience.run("fedavg", **settings, out=tmp_path).records) == 1
+    with pytest.raises(ConfigError, match="holds a run with criterion"):
+        consilience.run("fedavg", **{**settings, "criterion": "f1(positive=0)"}, out=tmp_path)
 
 
 def test_rounds_are_chosen_by_the_criterion():

@@ -10,10 +10,14 @@ import warnings
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import consilience
+from consilience.cli import app
+from consilience.core.federation import Federation
 from consilience.data import from_arrays, load
 from consilience.engines.choose import Choice
 from consilience.engines.estimate import steps_per_round
@@ -327,10 +331,57 @@ def test_a_run_in_slots_is_rehearsed_first_and_says_what_was_seen(tiny, monkeypa
     assert all(torch.equal(t, plain.global_model[k]) for k, t in result.global_model.items())
 
 
-def test_a_run_on_data_that_were_divided_before_says_how_it_is_opened(tmp_path):
-    """Its settings name the data set and not how `load` divided it."""
+def test_a_run_on_data_that_load_divided_is_opened_and_resumed_from_its_folder(tmp_path, monkeypatch):
+    """The folder used to name the data set and not how `load` had divided it, so that nothing but Python could open it again."""
+    x = np.sin(np.arange(240.0)).reshape(80, 3)
+    np.savez(tmp_path / "mine.npz", x=x, y=x[:, 0] > 0, client=[str(7 - i % 4) for i in range(80)])
+    monkeypatch.setattr(Federation, "round", _stops_after(1))
+    # a client by a name that is another's number, and a seed that is not the run's
+    mine = load('arrays(path="mine.npz")', seed=3, validation=0.2, train_fraction=0.9, transform="standardise", hold_out=["5"],
+                data_dir=tmp_path)
+    assert mine.description["held_out"] == ["5"]
+    with pytest.raises(KeyboardInterrupt):
+        consilience.run("fedavg", mine, rounds=3, batch=4, out=tmp_path / "a")
+    monkeypatch.undo()
+    opened = open_run(tmp_path / "a")
+    assert opened.data.split_hash() == mine.split_hash()
+    assert opened.data.description == mine.description
+    assert opened.federation.round_number == 1
+    resumed = CliRunner().invoke(app, ["resume", str(tmp_path / "a"), "--json"])
+    assert resumed.exit_code == 0, resumed.output
+    whole = consilience.run("fedavg", mine, rounds=3, batch=4)
+    assert [r["losses"] for r in json.loads(resumed.stdout)["records"]] == [r["losses"] for r in whole.records]
+    measured = CliRunner().invoke(app, ["measure", str(tmp_path / "a"), "accuracy", "--json"])
+    assert measured.exit_code == 0, measured.output
+
+
+def _stops_after(rounds):
+    """Federation.round, interrupted once so many are done."""
+    go_on = Federation.round
+
+    def round_(fed):
+        if fed.round_number == rounds:
+            raise KeyboardInterrupt
+        return go_on(fed)
+    return round_
+
+
+def test_a_changed_copy_of_divided_data_is_not_taken_for_what_load_would_give(tmp_path):
     data = load("digits", clients=5)
-    consilience.run("fedavg", data, rounds=1, steps=1, out=tmp_path)
+    fewer = replace(data, clients=data.clients[:4])
+    consilience.run("fedavg", fewer, rounds=1, steps=1, out=tmp_path)
     with pytest.raises(DataError, match=r"divided differently now.*open_run\(path, data=…\)"):
         open_run(tmp_path)
-    assert open_run(tmp_path, data=data).data is data
+    assert open_run(tmp_path, data=fewer).data is fewer
+
+
+def test_a_run_whose_folder_does_not_say_how_its_data_were_divided_goes_on(tmp_path):
+    """Folders of earlier versions; what came of the division stands beside."""
+    data = load("digits", "iid", 5)
+    consilience.run("fedavg", data, rounds=1, steps=1, out=tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["config"] |= {"split": None, "clients": None, "data_seed": None}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert consilience.run("fedavg", data, rounds=1, steps=1, out=tmp_path).records[-1]["round"] == 1
+    with pytest.raises(ConfigError, match="holds a run with clients = 5, not 6"):
+        consilience.run("fedavg", load("digits", "iid", 6), rounds=1, steps=1, out=tmp_path)

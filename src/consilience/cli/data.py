@@ -139,12 +139,19 @@ def show(name: Name,
          part: Annotated[str, typer.Option(help="all, train, val or test: what is counted and drawn.")] = "all",
          data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Divide a data set and show who gets what: numbers, and a picture."""
-    data = load(name, split, clients, seed, shift=shift, train=train, validation=validation, test=test, pool=pool,
-                split_file=split_file, data_dir=data_dir)
-    numbers = statistics.describe(data, part)
-    if save:
-        save_split(data, save)
-    picture = draw_split(data, out, part, data.description["class_names"]) if out else None
+    with progress_bar(transient=True) as bar:
+        stages = _Stages(bar)
+        stages.tell("reading and dividing")
+        data = load(name, split, clients, seed, shift=shift, train=train, validation=validation, test=test, pool=pool,
+                    split_file=split_file, data_dir=data_dir)
+        stages.tell("counting")
+        numbers = statistics.describe(data, part)
+        if save:
+            stages.tell("saving the split")
+            save_split(data, save)
+        if out:
+            stages.tell("drawing")
+        picture = draw_split(data, out, part, data.description["class_names"]) if out else None
     if as_json:
         return print_json({"description": data.description, "statistics": numbers,
                             "picture": str(picture) if picture else None,
@@ -205,7 +212,7 @@ class _Stages:
         self.bar, self.what, self.task = bar, "", TaskID(-1)
 
     def tell(self, what: str, done: int = 0, total: int = 0) -> None:
-        """So many bytes of so many are done; a total of 0 is not known."""
+        """So much of so much is done; a total of 0 is not known."""
         if what != self.what:
             if self.what:
                 self.bar.remove_task(self.task)

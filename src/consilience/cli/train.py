@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,13 +71,20 @@ def _show(result: Result, folder: Path) -> None:
             f"No global score: {last['no_global_model']}.")
         say(f"Personalised models scored {last['personalised']['scored']}.")
         if held := last.get("held_out"):
-            each = [f"{name} {accuracy:.3f}" for name, accuracy in held["per_client"].items()]
-            shown = ", ".join(each[:8]) + (", …" if len(each) > 8 else "")
-            say(f"Clients held out, last round: {held['accuracy']:.3f} with the global model ({shown}).")
+            _show_held_out(say, "accuracy " if by else "", held["accuracy"], held["per_client"])
+            if by and (judged := by.get("held_out")):
+                _show_held_out(say, f"{by['measure']} ", judged["value"], judged["per_client"])
         say(f"Sent up {_size(summary['bytes_up'])}, down {_size(summary['bytes_down'])}.")
     if "privacy" in summary:
         say(f"Privacy: {privacy_line(summary['privacy'])}.")
     say(f"Records and models: {folder}")
+
+
+def _show_held_out(say: Callable[[str], None], measure: str, value: float | None, per_client: dict[str, float]) -> None:
+    each = [f"{name} {score:.3f}" for name, score in per_client.items()]
+    shown = ", ".join(each[:8]) + (", …" if len(each) > 8 else "")
+    of = "–" if value is None else f"{value:.3f}"
+    say(f"Clients held out, last round: {measure}{of} with the global model{f' ({shown})' if shown else ''}.")
 
 
 def _size(count: float) -> str:

@@ -11,6 +11,7 @@ from .. import tree
 from ..errors import NonFiniteError
 from ..tree import Tree
 from .client import LocalWork, Outcome
+from .part import STEP_HOOKS
 
 if TYPE_CHECKING:
     from .federation import Federation
@@ -88,7 +89,9 @@ def without_effect(fed: Federation, work: LocalWork) -> list[str]:
 
 
 def advice(fed: Federation, data: str = "the client's data", averaged: bool = True) -> str:
-    """What may keep numbers finite. Once something was put together, what the run was warned of at its start is the likelier cause."""
+    """What may keep numbers finite. What the run was warned of at its start is the likelier cause, of parts that act in steps from the
+    first one on, of others once something was put together."""
     cure = f"use a smaller learning rate than {fed.policy.lr:g}, or look at {data}."
-    warned = " ".join(f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec)))
-    return f"The likely cause: {warned} If that is not it, {cure}" if warned and averaged else cure[0].upper() + cure[1:]
+    acting = [p for p in fed.method.parts if averaged or any(fed.method.has(p, hook) for hook in STEP_HOOKS)]
+    warned = " ".join(f"{part.name} {said}" for part in acting if (said := part.caution(fed.spec)))
+    return f"The likely cause: {warned} If that is not it, {cure}" if warned else cure[0].upper() + cure[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, overload
@@ -116,8 +116,19 @@ class FederatedData:
                 f"{self.population} clients{split}{out}: {', '.join(parts)}{own}>")
 
     @property
+    def asked(self) -> Mapping[str, Any] | None:
+        """What `load` was asked for, by the names of a run's settings, where it can read and divide the data again. No field, so that a
+        changed copy has none: it is not what `load` would give."""
+        return self.__dict__.get("_asked")
+
+    @property
     def population(self) -> int:
         return len(self.clients)
+
+    @property
+    def held_out_rows(self) -> list[Tensor]:
+        """What each client held out is scored on: its test rows, or all it has."""
+        return [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in self.held_out]
 
     @property
     def table(self) -> ClientTable:

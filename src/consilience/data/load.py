@@ -17,7 +17,7 @@ from . import shifts, splits, transforms
 from .cache import read_mapped
 from .dataset import Dataset
 from .federated import ClientTable, FederatedData, no_rows
-from .sources import Source, make
+from .sources import SOURCES, Source, make
 from .split_file import read_split
 from .splits.fractions import train_fraction as keep_fraction
 from .splits.holdout import hold_out as keep_apart
@@ -55,6 +55,9 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     map_data    keep the samples in a file of the data directory, written the first time, and map them instead of holding them in memory.
     split_file  a file of `save_split`. It replaces split, clients, seed and the parts; a shift it records is applied.
     """
+    asked = {"split": split, "clients": clients, "data_seed": seed, "shift": shift, "train": train, "validation": validation, "test": test,
+             "pool": pool, "data_dir": data_dir and str(data_dir), "transform": transform, "split_file": split_file and str(split_file),
+             "train_fraction": train_fraction, "map_data": map_data}
     own, dataset, text = _read(source, data_dir, clients if split is None and split_file is None else None, map_data)
     defaults: Source | type[Source] = own or Source
     about: dict[str, Any] = {"source": text, "samples": len(dataset.y), "fingerprint": fingerprint_of(dataset)}
@@ -103,6 +106,9 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     if hold_out:
         data = keep_apart(data, hold_out)[0]
         about = data.description
+    if not isinstance(source, Dataset) and (typed := _typed(source)) is not None and seed >= 0:     # runs have no seed below 0
+        held = [rows.names.index(c) if isinstance(c, str) else c for c in hold_out]         # a name may look like a number
+        object.__setattr__(data, "_asked", {**asked, "data": typed, "hold_out": tuple(str(c) for c in held)})
     about["hash"] = data.split_hash()
     memory.let_go([data.x, data.y, *(t.rows for t in data.table.parts)])
     memory.trim()
@@ -147,6 +153,13 @@ def _read(source: str | Source | Dataset, data_dir: str | Path | None, clients: 
     own = make(source) if isinstance(source, str) else source
     own = own.for_clients(clients) if clients is not None else own
     return own, read_mapped(own, data_dir) if map_data else own.read(data_dir), own.text
+
+
+def _typed(source: str | Source) -> str | None:
+    """A source as a run's settings name it; None where no name leads to it, as to a class of the user's own."""
+    if isinstance(source, str):
+        return source
+    return source.text if SOURCES.get(source.name) is type(source) and make(source.text) == source else None
 
 
 def _check(dataset: Dataset, test: str, pool: str, train: float | None, validation: float) -> None:

@@ -15,7 +15,9 @@ from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.task import Task, image_dice
-from .gather import Asked
+from .gather import Answers, Asked
+
+_SAID = ("logits", "labels")                                    # beside the numbers of a pass, where what models answered is wanted too
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Scores:
     values: dict[str, tuple[float, ...]]                        # measure -> one number per client
     scored: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    answers: Answers | None = None                              # of the same pass, where asked for; an owner is a place in `names`
 
     def pooled(self, measure: str) -> float | None:
         """Mean over all samples."""
@@ -61,32 +64,45 @@ def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def score_sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
-          owners: int) -> dict[str, Tensor]:
-    """Sums per owner of every measure, over the rows given."""
-    values = _score_rows(fed, number, state, model, taps, rows)
+          owners: int, answers: bool = False) -> dict[str, Tensor]:
+    """Sums per owner of every measure, over the rows given; with `answers` also what `answers_in` takes out."""
+    values = _score_rows(fed, number, state, model, taps, rows, answers)
+    said = {k: values.pop(k) for k in _SAID if k in values}
     if fed.device.type == "cuda" and owners == 1:             # a sum in a fixed order, and nothing to send there
-        return {measure: v.double().sum()[None] for measure, v in values.items()}
+        return {measure: v.double().sum()[None] for measure, v in values.items()} | said
     whose = tree.to(owner, fed.device)
     return {measure: torch.zeros(owners, dtype=torch.float64, device=fed.device).index_add_(0, whose, v.double())
-            for measure, v in values.items()}
+            for measure, v in values.items()} | said
 
 
-def _score_rows(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor) -> dict[str, Tensor]:
-    """One number per sample of every measure. Nothing here waits for the device."""
-    batches = [per_sample(fed.population.task, fed.look(number, state, model, x, False, taps).logits, y)
-               for x, y in fed.samples.batches(rows)]
+def _score_rows(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor,
+                answers: bool = False) -> dict[str, Tensor]:
+    """One number per sample of every measure. Nothing here waits for the device, unless the answers are wanted on the host too."""
+    batches = []
+    for x, y in fed.samples.batches(rows):
+        logits = fed.look(number, state, model, x, False, taps).logits
+        said = dict(zip(_SAID, (logits.detach().float().cpu(), y.cpu()))) if answers else {}
+        batches.append(per_sample(fed.population.task, logits, y) | said)
     fed.samples.let_go()
     return _joined(batches)
+
+
+def answers_in(found: dict[str, Tensor], owner: Tensor) -> Answers | None:
+    """What the models answered in a pass that was asked for it, taken out of what was found; None where nobody had rows."""
+    if "logits" not in found:
+        return None
+    logits, labels = (found.pop(k) for k in _SAID)
+    return Answers(logits, logits.flatten(1), labels, owner)
 
 
 def _joined(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {m: torch.cat([b[m] for b in batches]) for m in batches[0]} if batches else {}
 
 
-def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[int], scored: str, **extra: Any) -> Scores:
+def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[int], scored: str, answers: Answers | None = None) -> Scores:
     values = {m: tuple((t.cpu() / torch.tensor([max(n, 1) for n in counts])).tolist()) for m, t in totals.items()}
     nothing = (0.0,) * len(counts)
-    return Scores(tuple(names), tuple(counts), values or {"accuracy": nothing, "loss": nothing}, scored, extra)
+    return Scores(tuple(names), tuple(counts), values or {"accuracy": nothing, "loss": nothing}, scored, answers=answers)
 
 
 PIECE = 4                     # batches that one process scores at a time
@@ -97,21 +113,29 @@ def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor
     return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows)
 
 
-def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str) -> Scores:
+def _answer_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> dict[str, Tensor]:
+    """The same, and what the model answered."""
+    return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows, answers=True)
+
+
+def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str,
+                answers: bool = False) -> Scores:
     """One model, without any client's personal state, on rows of several owners at once."""
     counts = [len(r) for r in rows]
     owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
     every = torch.cat(list(rows))
     pieces = every.split(PIECE * fed.policy.eval_batch) if len(every) else ()
-    scores = _joined(list(fed.each(_score_piece, [0] * len(pieces), None if model is fed.model else model, pieces)))
+    task = _answer_piece if answers else _score_piece
+    scores = _joined(list(fed.each(task, [0] * len(pieces), None if model is fed.model else model, pieces)))
+    said = answers_in(scores, owner)
     # added up on the host, in the order of the samples: a GPU adds to the same place in no fixed order
     totals = {m: torch.zeros(len(rows), dtype=torch.float64).index_add_(0, owner, v.cpu().double()) for m, v in scores.items()}
-    return _scores(totals, names, counts, scored)
+    return _scores(totals, names, counts, scored, said)
 
 
-def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]) -> Scores:
+def score_global(fed: Federation, rows: Sequence[Tensor], names: Sequence[str], answers: bool = False) -> Scores:
     """The global model on every client's rows."""
-    return score_model(fed, fed.model, rows, names, "after aggregation, before local training")
+    return score_model(fed, fed.model, rows, names, "after aggregation, before local training", answers)
 
 
 def score_each(fed: Federation, asked: Iterable[Asked], names: Sequence[str], scored: str) -> Scores:
@@ -135,18 +159,28 @@ def _placed(places: Sequence[int], sums: Sequence[dict[str, Tensor]], count: int
     return totals
 
 
-def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str], numbers: Sequence[int] | None = None) -> Scores:
+def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str], numbers: Sequence[int] | None = None,
+                   answers: bool = False) -> Scores:
     """Every client's own model on its own rows. Where nothing is personal that is the global model.
 
     `numbers` says whose the rows are; without it they are those of clients 0, 1, …
     """
     if not fed.personal:
-        return score_global(fed, rows, names)
+        return score_global(fed, rows, names, answers)
     places = [i for i, own in enumerate(rows) if len(own)]
-    each = fed.each(_score_own, [i if numbers is None else numbers[i] for i in places], None, [rows[i] for i in places])
-    return _scores(_placed(places, list(each), len(rows)), names, [len(r) for r in rows], fed.personal_scoring)
+    each = list(fed.each(_answer_own if answers else _score_own, [i if numbers is None else numbers[i] for i in places], None,
+                         [rows[i] for i in places]))
+    said = _joined([{k: own.pop(k) for k in _SAID} for own in each]) if answers else {}
+    owner = torch.cat([torch.full((len(rows[i]),), i) for i in places]) if places else torch.zeros(0, dtype=torch.int64)
+    return _scores(_placed(places, each, len(rows)), names, [len(r) for r in rows], fed.personal_scoring, answers_in(said, owner))
 
 
 def _score_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
     """Sums of a client's own model on its own rows."""
     return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1)
+
+
+def _answer_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
+    """The same, and what the model answered."""
+    return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1,
+                      answers=True)

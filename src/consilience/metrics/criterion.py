@@ -27,8 +27,8 @@ def model_score(record: Mapping[str, Any], model: str) -> dict[str, Any]:
     return {"value": scores.get("accuracy"), "worst": scores.get("worst"), "per_client": scores.get("per_client") or {}} if scores else {}
 
 
-def headline(record: Mapping[str, Any]) -> float | None:
-    """The score a method stands for: of its clients' own models where it has them, else of the global one."""
+def served_score(record: Mapping[str, Any]) -> float | None:
+    """The score a method stands for, by the criterion: of its clients' own models where it has them, else of the global one."""
     return model_score(record, "personalised" if record.get("personalised") else "global").get("value")
 
 

@@ -23,7 +23,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import ConfigError, unknown
-from ..options import build, check, describe, parse_call
+from ..options import build, check, describe, format_call, parse_call
 from .subject import Subject
 
 ENTRY_POINTS = "consilience.measures"
@@ -105,9 +105,10 @@ def make_measures(names: Sequence[str], options: Mapping[str, Any] | None = None
         name, given = parse_call(text, "A measure") if "(" in text else (text, {})
         if name not in known:
             raise unknown("measure", name, known)
-        if values.setdefault(name, given) != given:           # results are kept by name
+        if name in values and _measure(known[name], values[name]) != _measure(known[name], given):       # results are kept by name
             raise ConfigError(f"The measure {name!r} is asked for twice with different options. Take one of them after the other, with "
                               "`consilience measure`.")
+        values.setdefault(name, given)
     for path, value in (options or {}).items():
         name, _, key = path.partition(".")
         if name not in known:
@@ -116,7 +117,24 @@ def make_measures(names: Sequence[str], options: Mapping[str, Any] | None = None
             raise ConfigError(f"The option {path!r} is for the measure {name!r}, which is not among those asked for: "
                               f"{', '.join(values) or 'none'}.")
         values[name][key] = value
-    return [build(known[name], given, f"The measure {name!r}") for name, given in values.items()]
+    return [_measure(known[name], given) for name, given in values.items()]
+
+
+def _measure(cls: type[Measure], given: Mapping[str, Any]) -> Measure:
+    return build(cls, given, f"The measure {cls.name!r}")
+
+
+def canonical(text: str) -> str:
+    """One way of writing a measure, for settings that are compared: f1(positive='died') is f1(positive=died), auroc(rows=auto) is auroc.
+    What cannot be read, or is not installed here, stays as it is."""
+    if "(" not in text:
+        return text
+    try:
+        (one,) = make_measures([text])
+    except ConfigError:
+        return text
+    usual = {f.name: f.default for f in dataclasses.fields(one)}  # type: ignore[arg-type]
+    return format_call(one.name, {k: v for k, v in one.settings.items() if v != usual[k]}, bare=True)
 
 
 def describe_measures() -> list[dict[str, Any]]:

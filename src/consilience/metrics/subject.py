@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from .. import rng
@@ -23,6 +25,7 @@ T = TypeVar("T")
 ROWS = ("auto", "test", "validation", "train", "global")
 MODELS = ("auto", "global", "personalised")
 TRAINING = ("before", "after")
+HELD_OUT = "held_out"          # rows of clients that take no part; the global model alone can be asked about them
 HALF = "half"                  # in place of a client's name
 
 
@@ -138,7 +141,7 @@ class Subject:
                ("personalised", "after"): "the models clients are served by,"}[model, training]
         when = "after the next round's local training" if training == "after" else (
             self.fed.personal_scoring if model == "personalised" and self.fed.personal else "after aggregation, before local training")
-        where = "the global test set" if rows == "global" else f"clients' own {rows} samples"
+        where = {"global": "the global test set", HELD_OUT: "clients that take no part"}.get(rows, f"clients' own {rows} samples")
         return f"{who} {when}, on {where}"
 
     def model_of(self, owner: int, model: str, training: str) -> tuple[int, Any, Model, bool]:
@@ -159,11 +162,17 @@ class Subject:
         """What the models answer. One global model asked about the global test set answers once, for owner −1."""
         return self.once(("answers", model, training, rows, point), lambda: self._ask(model, training, rows, point))
 
+    def know(self, model: str, rows: str, answers: Answers) -> None:
+        """What models answered before local training, where somebody has asked them already."""
+        self._memo["answers", model, "before", rows, "logits"] = answers
+
     def _ask(self, model: str, training: str, rows: str, point: str) -> Answers:
         if model == "global" and training == "before":
-            state = self.fed.client(0)
-            each = [(-1, self.data.test)] if rows == "global" else enumerate(self.rows(rows))
-            return gather(self.fed, [Asked(0, state, self.fed.model, False, own, owner) for owner, own in each if len(own)], point)
+            each = [self.data.test] if rows == "global" else self.data.held_out_rows if rows == HELD_OUT else self.rows(rows)
+            owner = torch.repeat_interleave(torch.arange(len(each)), torch.tensor([len(own) for own in each]))
+            # one client's rows behind another's, as in the scores of a round: outputs depend on the batch in their last bits
+            said = gather(self.fed, [Asked(0, self.fed.client(0), self.fed.model, False, torch.cat(list(each)), -1)], point)
+            return said if rows == "global" else dataclasses.replace(said, owner=owner)
 
         def asked() -> Any:
             for owner, own in enumerate(self.rows(rows)):

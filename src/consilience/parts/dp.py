@@ -30,8 +30,8 @@ class Dp(Part):
     """Differential privacy for whole clients: what a client uploads at once is scaled to norm C at most, and noise is added.
 
     The model's change, relative to the server's model, and all that other parts upload with it are one vector. Its sum over the
-    clients of a round gets Gaussian noise of standard deviation z·C in every coordinate. Weights are uniform; statistics and counters
-    of the model stay on the clients. What the parts upload before training is released, and counted, on its own.
+    clients of a round gets Gaussian noise of standard deviation z·C in every coordinate. Under a bound weights are uniform; statistics
+    and counters of the model stay on the clients. What the parts upload before training is released, and counted, on its own.
     """
 
     clip: float | None = option(1.0, "C, the largest norm of what a client uploads at once; none: no bound", above=0.0,
@@ -44,14 +44,15 @@ class Dp(Part):
     scale: float = option(1.0, "factor on other parts' uploads inside the clipped vector: larger, less noise on them, more on the model",
                           above=0.0)
 
-    name, rank = "dp", 90
+    name, rank, helps = "dp", 90, ("none: it protects clients, at the price of accuracy",)
     paper = "DP-FedAvg (McMahan et al., ICLR 2018); accounting: Balle and Wang (ICML 2018), Wang et al. (AISTATS 2019)"
-    helps = ("none: it protects clients, at the price of accuracy",)
     departs = ("cohorts have a fixed size; the paper draws each client by a coin of its own, so that its amplification does not apply",
                "one norm for everything uploaded at once; the paper also clips layer by layer")
-    neutral = {"clip": None, "noise": 0.0}
-    trial = {"noise": 0.1}
-    prefers = {"weights": "uniform"}
+    neutral, trial = {"clip": None, "noise": 0.0}, {"noise": 0.1}
+
+    @property
+    def prefers(self) -> Mapping[str, Any]:  # type: ignore[override]  # others' does not depend on their settings
+        return {} if self.clip is None else {"weights": "uniform"}           # without a bound there is none for weights to undo
 
     @property
     def unused(self) -> frozenset[str]:

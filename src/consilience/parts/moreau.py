@@ -48,6 +48,14 @@ class Moreau(Part):
     def refuses(self) -> Mapping[str, str]:
         return NEEDS_AVERAGE
 
+    def caution(self, spec: Spec) -> str | None:
+        """A step takes θ − w to (1 − η_p·λ)(θ − w), less what the loss asks for."""
+        reach = self.inner_lr * self.weight
+        if reach <= 2:
+            return None
+        return (f"has inner_lr·weight = {reach:.3g}: above 2 every personal step leads farther from the global model, whatever the run's "
+                f"learning rate. Set moreau.inner_lr below {2 / self.weight:.3g}, or a smaller moreau.weight.")
+
     def init_kept(self, spec: Spec) -> Tree:
         return {"model": spec.model}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from ..runs.result import headline
+from ..runs.result import served_accuracies
 from .format import Score
 
 Record = dict[str, Any]
@@ -58,7 +58,7 @@ def _read(score: Score, record: Record) -> float | None:
     if score.samples in ("validation", "held_out"):
         part = record.get(score.samples) or {}
     elif score.model == "own":
-        part = headline(record) if record.get("personalised") or record.get("global") else {}
+        part = served_accuracies(record) if record.get("personalised") or record.get("global") else {}
     else:
         part = record.get(score.model) or {}
     if score.samples == "test":

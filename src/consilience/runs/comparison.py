@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConsilienceError, unknown
-from ..metrics.criterion import ACCURACY, criterion_of, headline, model_score, of_served, pooled_measure, validation_score
+from ..metrics.criterion import ACCURACY, criterion_of, model_score, of_served, pooled_measure, served_score, validation_score
 from ..metrics.registry import installed_measures
 from ..parts.stack import parse_stack
 from ..report.tables import Table
@@ -40,7 +40,7 @@ def chosen_rounds(records: Sequence[dict[str, Any]], score: str) -> list[dict[st
     scored = [r for r in records if r.get("personalised")]
     if score == "last":
         return scored[-1:]
-    judge = validation_score if score == "best_by_validation" else headline
+    judge = validation_score if score == "best_by_validation" else served_score
     judged = [(v, r) for r in scored if (v := judge(r)) is not None]
     ranked = [r for _, r in sorted(judged, key=lambda pair: (-pair[0], pair[1]["round"]))]
     return ranked[: 5 if score == "mean_of_best_five" else 1]

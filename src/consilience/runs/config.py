@@ -18,6 +18,7 @@ from ..core.policy import Policy
 from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
 from ..metrics.criterion import ACCURACY
+from ..metrics.registry import canonical
 from ..options import build, check, option
 from ..parts.stack import Stack, parse_stack
 
@@ -68,6 +69,8 @@ class _RunOnly:
 
     def __post_init__(self) -> None:
         check(self, "the run")
+        object.__setattr__(self, "criterion", canonical(self.criterion))            # one measure however it is written
+        object.__setattr__(self, "measure", tuple(dict.fromkeys(map(canonical, self.measure))))
 
 
 _POLICY = {f.name for f in dataclasses.fields(Policy)}

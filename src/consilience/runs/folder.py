@@ -23,8 +23,10 @@ from ..core.snapshot import restore, snapshot
 from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
+from ..metrics.registry import canonical
 from .environment import describe_environment
 from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
+from .given import DIVIDING
 from .lock import folder_lock
 from .outside import COPIES, code_of, outside_files, refuse_other_code
 from .states import (
@@ -130,8 +132,16 @@ class RunFolder:
 
     def _check_same(self, old: dict[str, Any], result: Result, config: RunConfig) -> None:
         new = json.loads(json.dumps({"config": result.config, "data": result.data}, default=list))
+        # earlier versions did not say how data had been divided that a run was given; what came of it stands under "data"
+        unsaid = {"config": {**dict.fromkeys(DIVIDING), "hold_out": [], "data": result.data["name"]}, "data": {}}
+        # nor did they write a measure in one way
+        measures = {name: [canonical(m) for m in said] if isinstance(said, list) else canonical(said)
+                    for name in ("criterion", "measure") if (said := old["config"].get(name))}
+        old = {**old, "config": {**old["config"], **measures}}
         for part in ("config", "data"):
             for key in sorted(old[part].keys() | new[part].keys()):
+                if key in unsaid[part] and old[part].get(key) == unsaid[part][key]:
+                    continue
                 if old[part].get(key) != new[part].get(key):
                     raise ConfigError(f"The folder {str(self.path)!r} holds a run with {key} = {old[part].get(key)!r}, not "
                                       f"{new[part].get(key)!r}. Choose another --out, or --again to run anew.")

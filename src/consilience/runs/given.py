@@ -17,7 +17,8 @@ DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", 
 
 
 def own_data(data: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run on data in memory. Of data that are divided already, none may say otherwise: it would stand in the records."""
+    """The settings of a run on data in memory. Of data that are divided already, none may say otherwise: it would stand in the records.
+    Where `load` read them by name, the settings say what it was asked for."""
     if not isinstance(data, (str, Dataset, FederatedData)):
         raise ConfigError("The 'data' of a run must be a name, or what consilience.data.load or from_arrays gives. "
                           f"Got {type(data).__name__} instead. Arrays become data with from_arrays(x, y), or from_arrays(x, y, client) "
@@ -33,6 +34,10 @@ def own_data(data: Any, settings: dict[str, Any]) -> dict[str, Any]:
                                   f"{name}={settings[name]!r}. Give it to `load`, or the run a data set that is not divided (from_arrays).")
         if settings.get("patience") and settings.get("validation") is None and len(data.table.val.rows):
             settings = settings | {"validation": known.get("validation")}
+        if data.asked is not None:                                   # so that whoever opens the run's folder can divide them again
+            places = {name: data.asked[name] for name in ("data_dir", "map_data") if settings.get(name) is None}
+            divided = {name: data.asked[name] for name in ("data", *DIVIDING) if data.asked[name] not in (None, ())}
+            return settings | places | divided
     return settings | {"data": data if isinstance(data, str) else data.name}
 
 

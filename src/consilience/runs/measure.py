@@ -13,13 +13,14 @@ from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.clients import worst
 from ..metrics.criterion import ACCURACY, of_served
+from ..metrics.measures.scores import Answered
 from ..metrics.registry import Measure, as_plain, installed_measures, make_measures
-from ..metrics.subject import Halfway, OutOfTime, Reference, Subject
+from ..metrics.subject import HELD_OUT, Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
 from .files import read_json, write_json
 from .folder import read_records
 from .reload import OpenedRun, read_run_config
-from .scoring import only, scored_clients
+from .scoring import drawn_words, only, scored_clients
 
 FILE = "measures.json"
 Tell = Callable[[str, str, int, int], None]          # measure, what it is doing, done, of
@@ -128,30 +129,47 @@ def check_criterion(fed: Federation, data: FederatedData, text: str) -> None:
         _refuse({one.name: reasons[0] if all(reasons) else None})
 
 
-def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients: Sequence[int] | None = None) -> dict[str, Any]:
-    """The scores of a round by the run's criterion: on test samples for each model, and on validation samples of the one that counts."""
-    subject = Subject(fed, data, [], clients=clients)
+def criterion_of_round(fed: Federation, data: FederatedData, text: str, clients: Sequence[int] | None = None,
+                       subject: Subject | None = None) -> dict[str, Any]:
+    """The scores of a round by the run's criterion: on test samples for each model, and on validation samples of the one that counts.
+
+    `subject` may know already what the models answer.
+    """
+    subject = subject or Subject(fed, data, [], clients=clients)
     (one,) = make_measures([text])
     result = as_plain(one.measure(subject)) if one.why_not(subject) is None else {}
+    rows = subject.choose_rows("auto")
     out: dict[str, Any] = {"measure": text, "global": None, "personalised": None, "validation": None}
     for model, scores in (("global", result.get("global")), ("personalised", of_served(result))):
         if scores:
-            low = worst(scores.get("per_client") or {})
-            out[model] = {"value": scores["pooled"], "mean": scores.get("client_mean"), "worst": low[1] if low else None,
-                          "worst_client": low[0] if low else None, "per_client": scores.get("per_client") or {}, "scored": scores["scored"]}
+            of_nobody = rows == "global" and scores is result.get("global")               # the global test set, by the global model
+            out[model] = _judged(scores, "" if of_nobody else drawn_words(clients, data))
     if subject.no_rows("validation") is None:
         judged = as_plain(dataclasses.replace(one, rows="validation").measure(subject))  # type: ignore[type-var]
         out["validation"] = of_served(judged)["pooled"]
+    # clients that take no part have no model of their own, and do not train
+    if data.held_out and fed.no_global_model is None and isinstance(one, Answered) and one.training == "before":
+        out[HELD_OUT] = _judged(as_plain(one.judged(subject, "global", HELD_OUT, [c.name for c in data.held_out])))
     return out
 
 
+def _judged(scores: Mapping[str, Any], drawn: str = "") -> dict[str, Any]:
+    """A model's scores by the criterion, as records have them. The words on the class that is positive stay last."""
+    each = scores.get("per_client") or {}
+    low, (scored, *more) = worst(each), scores["scored"].split("; ", 1)
+    return {"value": scores["pooled"], "mean": scores.get("client_mean"), "worst": low[1] if low else None,
+            "worst_client": low[0] if low else None, "per_client": each, "scored": "; ".join([scored + drawn, *more])}
+
+
 def measures_of_round(fed: Federation, data: FederatedData, names: Sequence[str], records: Sequence[dict[str, Any]] = (),
-                      clients: Sequence[int] | None = None) -> dict[str, Any]:
+                      clients: Sequence[int] | None = None, subject: Subject | None = None) -> dict[str, Any]:
     """Measures of a federation as it stands in a run: {name: result}. The federation is not changed.
 
     `records` are those of the rounds so far, the one just scored included. `clients`: who is looked at, where that is not everybody.
+    `subject` may know already what the models answer.
     """
-    subject = Subject(fed, data, records, clients=clients)
+    subject = subject or Subject(fed, data, clients=clients)
+    subject.records = records
     out = {}
     for one in make_measures(names):
         reason = one.why_not(subject)

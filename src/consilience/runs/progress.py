@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from ..core.federation import Federation
-from ..metrics.criterion import headline, measure_of
+from ..metrics.criterion import measure_of, served_score
 from .many import Watcher
 from .run import Listener
 
@@ -73,7 +73,7 @@ def _line(task: Task, of_bytes: bool) -> str:
 
 def latest(record: dict[str, Any]) -> str:
     """A round's loss and score, as far as there are any: sites with a part that guards what leaves them tell no loss."""
-    said = {"loss": record["loss"], measure_of(record): headline(record)}
+    said = {"loss": record["loss"], measure_of(record): served_score(record)}
     return " · ".join(f"{name} {value:.3f}" for name, value in said.items() if value is not None)
 
 

@@ -82,8 +82,8 @@ class Result:
                 "measured": {**self.measured, "rounds": rounds}}
 
 
-def headline(record: dict[str, Any]) -> dict[str, Any]:
-    """The score a method stands for: its clients' own models where it has them, else the global one."""
+def served_accuracies(record: dict[str, Any]) -> dict[str, Any]:
+    """Accuracies of the models a method stands for: its clients' own where it has them, else the global one."""
     return record["personalised"] or record["global"] or {}
 
 
@@ -95,7 +95,7 @@ def summarise(records: list[dict[str, Any]], stopped: str) -> dict[str, Any]:
     if not scored:
         return out
     last = scored[-1]
-    test = criterion.headline
+    test = criterion.served_score
 
     def short(r: dict[str, Any]) -> dict[str, Any]:
         own = {"global": r["global"], "personalised": r["personalised"]}

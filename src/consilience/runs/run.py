@@ -23,11 +23,12 @@ from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, 
 from ..engines.rehearse import rehearse
 from ..errors import ConfigError, warn_caller
 from ..metrics.criterion import ACCURACY, validation_score
+from ..metrics.subject import Subject
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
 from .given import own_data, own_model
-from .result import Result, headline
+from .result import Result
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
 
@@ -198,7 +199,7 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         listener.noted(f"{len(drawn)} of {data.population} clients, drawn by the seed, are scored; eval_clients=0 scores all")
     fed.on_client = listener.client_done
     listener.started(fed, config.run.rounds, fed.round_number)
-    judge = _Patience(config.run.patience, result.records)
+    judge, judging = _Patience(config.run.patience, result.records), config.run.criterion != ACCURACY
     if not fed.prepared:
         start = time.perf_counter()
         asked = describe_round(fed.prepare(), data.table.names) | NOT_SCORED
@@ -214,9 +215,11 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         report = fed.round()
         record = describe_round(report, data.table.names)
         due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
-        record |= score_round(fed, data, config.run.eval_clients) if due and report.exchanged else NOT_SCORED
-        if config.run.criterion != ACCURACY and due and report.exchanged:
-            record["criterion"] = criterion_of_round(fed, only(data, drawn), config.run.criterion, drawn)
+        # what models answer is asked once, for accuracy and for the criterion
+        subject = Subject(fed, only(data, drawn), clients=drawn) if judging and due and report.exchanged else None
+        record |= score_round(fed, data, config.run.eval_clients, subject) if due and report.exchanged else NOT_SCORED
+        if subject is not None:
+            record["criterion"] = criterion_of_round(fed, data, config.run.criterion, drawn, subject)
             if record["criterion"]["validation"] is None and len(data.table.val.rows) and not any("criterion" in r for r in result.records):
                 listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
                                 "round is chosen by it. Take more validation samples, or another criterion.")
@@ -224,7 +227,7 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
         if config.run.measure and due and looked and report.exchanged:
             record["measures"] = measures_of_round(fed, only(data, drawn), config.run.measure, [*result.records, record],
-                                                   clients=drawn)
+                                                   clients=drawn, subject=subject)
         _keep(result, folder, listener, record)
         if folder:
             folder.keep_best(result, data, record)
@@ -272,4 +275,4 @@ class _Patience:
         return bool(self.patience) and self.since >= self.patience
 
 
-__all__ = ["Listener", "build_federation", "build_model", "headline", "load_data", "run", "run_config", "score_round"]
+__all__ = ["Listener", "build_federation", "build_model", "load_data", "run", "run_config", "score_round"]

@@ -19,6 +19,7 @@ from ..data.federated import ClientTable
 from ..engines.rehearse import who_trains, work_of
 from ..errors import NonFiniteError, some
 from ..metrics.accuracy import Scores, score_global, score_model, score_personal
+from ..metrics.subject import HELD_OUT, Subject
 
 MOST_SCORED = 1000                # clients scored where no number is asked for
 MANY_CLASSES = 50                 # with more, a class for every other sample is taken for a slip
@@ -47,23 +48,40 @@ def only(data: FederatedData, chosen: Sequence[int] | None) -> FederatedData:
     return dataclasses.replace(data, clients=ClientTable(data.table.names, *(part(t) for t in data.table.parts)))
 
 
-def score_round(fed: Federation, data: FederatedData, eval_clients: int | None = None) -> dict[str, Any]:
-    """Global and personalised scores on test rows, and the validation score that selection may use."""
+def drawn_words(chosen: Sequence[int] | None, data: FederatedData) -> str:
+    """What is to be said of a score where not all clients were asked."""
+    return "" if chosen is None else f", on {len(chosen)} of {data.population} clients drawn by the seed"
+
+
+def score_round(fed: Federation, data: FederatedData, eval_clients: int | None = None, subject: Subject | None = None) -> dict[str, Any]:
+    """Global and personalised scores on test rows, and the validation score that selection may use.
+
+    A `subject` is told what the models answered, so that measures need not ask them again.
+    """
     chosen = scored_clients(fed, data, eval_clients)
     numbers: Sequence[int] = range(data.population) if chosen is None else chosen
-    drawn = "" if chosen is None else f", on {len(chosen)} of {data.population} clients drawn by the seed"
     names = [data.table.names[i] for i in numbers]
-    reason = fed.no_global_model
+    reason, keep = fed.no_global_model, subject is not None
 
-    def both(rows: list[Tensor]) -> tuple[Scores | None, Scores]:
-        whole = _finite(score_global(fed, rows, names), fed) if reason is None else None
-        return whole, (_finite(score_personal(fed, rows, names, numbers), fed) if fed.personal or whole is None else whole)
+    def told(model: str, rows: str, scores: Scores, owners: Sequence[int]) -> None:
+        if subject is not None and scores.answers is not None:
+            whose = torch.tensor(owners, dtype=torch.int64)[scores.answers.owner]
+            subject.know(model, rows, dataclasses.replace(scores.answers, owner=whose))
+
+    def both(which: str, rows: list[Tensor]) -> tuple[Scores | None, Scores]:
+        whole = _finite(score_global(fed, rows, names, keep), fed) if reason is None else None
+        own = _finite(score_personal(fed, rows, names, numbers, keep), fed) if fed.personal or whole is None else whole
+        if whole is not None:
+            told("global", which, whole, numbers)
+        if fed.personal:
+            told("personalised", which, own, numbers)
+        return whole, own
 
     def said(scores: Scores) -> dict[str, Any]:
         record = scores.record()
-        return record | {"scored": record["scored"] + drawn}
+        return record | {"scored": record["scored"] + drawn_words(chosen, data)}
 
-    whole, own = both([data.table.test[i] for i in numbers])
+    whole, own = both("test", [data.table.test[i] for i in numbers])
     out: dict[str, Any] = {"global": said(whole) if whole else None, "personalised": said(own)}
     if whole is None:
         out["no_global_model"] = reason
@@ -71,19 +89,20 @@ def score_round(fed: Federation, data: FederatedData, eval_clients: int | None =
         if scores is not None:
             scores["test"] = None
     if len(data.test) and out["global"] is not None:
-        on_test = _finite(score_model(fed, fed.model, [data.test], ["test"], "after aggregation, before local training"),
-                          fed).pooled("accuracy")
-        out["global"]["test"] = on_test
+        published = _finite(score_model(fed, fed.model, [data.test], ["test"], "after aggregation, before local training", keep), fed)
+        told("global", "global", published, [-1])
+        out["global"]["test"] = on_test = published.pooled("accuracy")
         if out["global"]["accuracy"] is None:                 # clients have no test rows of their own
             out["global"]["accuracy"] = on_test
             if not fed.personal:
                 out["personalised"] = out["global"]
     if data.held_out and out["global"] is not None:
-        theirs = [c.test if len(c.test) else torch.cat([c.train, c.val]) for c in data.held_out]
-        out["held_out"] = _finite(score_global(fed, theirs, [c.name for c in data.held_out]), fed).record()
+        apart = _finite(score_global(fed, data.held_out_rows, [c.name for c in data.held_out], keep), fed)
+        told("global", HELD_OUT, apart, range(len(data.held_out)))
+        out["held_out"] = apart.record()
     valid = [data.table.val[i] for i in numbers]
     if any(len(v) for v in valid):
-        judged = (both(valid)[1] if fed.personal else both(valid)[0] or both(valid)[1]).record()
+        judged = both("validation", valid)[1].record()
         out["validation"] = {k: judged[k] for k in ("accuracy", "mean", "worst", "loss")}
     else:
         out["validation"] = None

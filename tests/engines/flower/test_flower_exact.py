@@ -87,6 +87,17 @@ def test_sites_score_by_the_criterion_as_the_simulation_s_clients(method: str, c
     assert ("positive is class c" in found["personalised"]["scored"]) == ("positive" in criterion)
 
 
+def test_a_site_asks_its_models_once_for_accuracy_and_criterion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, "dbe", criterion="auroc")
+    site, asked, look = fake.sites[0], [], type(fake.sites[0].fed).look
+    monkeypatch.setattr(type(site.fed), "look", lambda fed, *given: asked.append(len(given[3])) or look(fed, *given))
+    judged = score_site(site.fed, 0, site.rows, fake.settings.judge[0])
+    once, asked[:] = sum(asked), []
+    plain = score_site(site.fed, 0, site.rows)
+    assert once == sum(asked) > 0
+    assert {m: {r: {k: v for k, v in s.items() if k != "criterion"} for r, s in rows.items()} for m, rows in judged.items()} == plain
+
+
 def test_a_criterion_that_is_none_or_no_share_is_refused(tmp_path: Path) -> None:
     for wrong, said in (("drift", "cannot be judged by 'drift'"), ("f1(positive=z)", "no class 'z'"), ("auroc(rows=test)", "without rows"),
                         ("auroc(training=after)", "without rows or training")):

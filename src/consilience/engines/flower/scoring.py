@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...core.federation import Federation
-from ...metrics.accuracy import Scores, score_sums
+from ...metrics.accuracy import Scores, answers_in, score_sums
 from ...metrics.clients import client_mean, worst
 from ...metrics.criterion import ACCURACY
-from ...metrics.gather import Answers, Asked, gather
+from ...metrics.gather import Answers
 from .parcel import Refused, real_number, whole_number
 
 MODELS, ROWS = ("global", "personal"), ("test", "val")
@@ -30,10 +30,12 @@ def score_site(fed: Federation, number: int, rows: Mapping[str, Tensor], judge: 
             what, taps = (fed.model, False) if model == "global" else fed.personal_model(number)
             out[model] = {}
             for name, own in rows.items():
-                sums = score_sums(fed, number, state, what, taps, own, torch.zeros(len(own), dtype=torch.int64), 1)
+                whose = torch.zeros(len(own), dtype=torch.int64)
+                sums = score_sums(fed, number, state, what, taps, own, whose, 1, answers=judge is not None)
+                said = answers_in(sums, whose)
                 out[model][name] = {"count": len(own), **{measure: float(total) for measure, total in sums.items()}}
-                if judge is not None and len(own):
-                    out[model][name][CRITERION] = judge(gather(fed, [Asked(number, state, what, taps, own, 0)]))
+                if judge is not None and said is not None:
+                    out[model][name][CRITERION] = judge(said)
     return out
 
 

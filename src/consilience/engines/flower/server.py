@@ -15,7 +15,7 @@ from ... import rng
 from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
-from ...metrics.criterion import headline, measure_of
+from ...metrics.criterion import measure_of, served_score
 from ...runs.run import describe_round
 from ...runs.scoring import cautions_of
 from .build import build_for_server, declaration, rehearse
@@ -153,7 +153,7 @@ class Server:
         self.ledger.checkpoint(self.fed, roster)
         log.info("Round %d: %d of %d sites answered, loss %s, %s %s.", record["round"], len(record["losses"]) or
                  len(record["cohort"]) - len(record["lost"]), len(record["cohort"]), _short(record["loss"]),
-                 measure_of(record), _short(headline(record)))
+                 measure_of(record), _short(served_score(record)))
 
 
 def _short(value: float | None) -> str:

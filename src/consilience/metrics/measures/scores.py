@@ -117,17 +117,17 @@ class Answered(_Scored):
     def more(self, answers: Answers) -> dict[str, Any]:
         return {}
 
-    def measure(self, s: Subject) -> dict[str, Any]:
-        rows = s.choose_rows(self.rows)
+    def judged(self, s: Subject, model: str, rows: str, names: Sequence[str]) -> dict[str, Any]:
+        """Of a model on these rows, whose owners are named."""
         value, said = self.scorer(class_names(s.data))
+        answers = s.answers(model, self.training, rows)
+        each = {name: v for i, name in enumerate(names) if len(own := answers.of(i)) and (v := value(own)) is not None}
+        spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
+        return {"pooled": value(answers), **spread, **self.more(answers), "samples": len(answers),
+                "scored": s.described(model, self.training, rows) + said}
 
-        def score(model: str) -> dict[str, Any]:
-            answers = s.answers(model, self.training, rows)
-            each = {name: v for i, name in enumerate(s.names) if len(own := answers.of(i)) and (v := value(own)) is not None}
-            spread = {"client_mean": client_mean(each), "per_client": each} if each else {}
-            return {"pooled": value(answers), **spread, **self.more(answers), "samples": len(answers),
-                    "scored": s.described(model, self.training, rows) + said}
-        return _both(s, self.training, score)
+    def measure(self, s: Subject) -> dict[str, Any]:
+        return _both(s, self.training, lambda model: self.judged(s, model, s.choose_rows(self.rows), s.names))
 
 
 @register
@@ -164,6 +164,11 @@ class _OneClass(Answered):
     positive: str | int | None = option(None, "the class that matters, by its name or number; none: of two classes the second, of more the "
                                               "mean over those that occur")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positive is not None:                    # a class named 1 may be written with quotes or without
+            object.__setattr__(self, "positive", str(self.positive))
+
     def against(self, answers: Answers, positive: int) -> float | None:
         raise NotImplementedError
 
@@ -171,8 +176,8 @@ class _OneClass(Answered):
         return self.no_class(class_names(s.data)) or super().missing(s)
 
     def no_class(self, classes: Sequence[str]) -> str | None:
-        wrong = self.positive is not None and str(self.positive) not in classes
-        return f"there is no class {str(self.positive)!r} among {some(classes)}" if wrong else None
+        wrong = self.positive is not None and self.positive not in classes
+        return f"there is no class {self.positive!r} among {some(classes)}" if wrong else None
 
     def scorer(self, classes: Sequence[str]) -> tuple[Callable[[Answers], float | None], str]:
         if self.positive is None and len(classes) != 2:
