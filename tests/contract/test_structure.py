@@ -128,10 +128,25 @@ def test_heavy_libraries_have_one_place() -> None:
                 assert where.startswith(place), f"{where} imports {library}"
 
 
+@cache
+def _imported_by_a_run() -> frozenset[str]:
+    """By the command line, and by a process that trains and compares."""
+    script = ("import sys, consilience.cli, consilience.runs.many, consilience.engines.choose; "
+              "consilience.run('fedavg', 'digits', clients=2, rounds=1, steps=1, device='cpu'); "
+              "from consilience.runs.statistics import paired; paired([1, 2, 4], [1, 1, 1]); print(*sys.modules)")
+    return frozenset(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_ray_is_not_imported_before_it_is_asked_for() -> None:
     """Everything but `engine=ray` and `--on ray` works without Ray, and does not wait for it."""
-    script = "import sys, consilience.cli, consilience.runs.many, consilience.engines.choose; print('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert "torch" in _imported_by_a_run()
+    assert "ray" not in _imported_by_a_run()
+
+
+@pytest.mark.parametrize("library", ["flwr", "matplotlib", "optuna", "scipy.stats", "sklearn", "sympy"])
+def test_what_takes_long_to_import_is_imported_where_it_is_used(library: str) -> None:
+    """Every command and every worker process would wait for it, a quarter of a second and more."""
+    assert library not in _imported_by_a_run()
 
 
 def test_core_reads_and_writes_no_files() -> None:
