@@ -187,9 +187,11 @@ class ReplayedSequential(Sequential):
 
 # ---- the contract --------------------------------------------------------------------------------------------------
 
-def check_trains(part: Part) -> None:
+# Three checks compare with, or look at, two ordinary rounds of the part: `plain`, which are run where they are not given.
+
+def check_trains(part: Part, plain: Federation | None = None) -> None:
     """Two rounds leave finite state and finite personalised outputs."""
-    fed = run_tiny([part])
+    fed = plain or run_tiny([part])
     bad = [k for k, t in state_of(fed).items() if t.is_floating_point() and not t.isfinite().all()]
     assert not bad, f"{part.name}: not finite after two rounds: {bad[:3]}"
     for number in range(fed.size):
@@ -216,10 +218,10 @@ def check_unmutated(part: Part) -> None:
     assert not kept, f"{part.name}: what a client keeps is the slot's own memory: {kept[:3]}"
 
 
-def check_order(part: Part) -> None:
+def check_order(part: Part, plain: Federation | None = None) -> None:
     """The order in which clients train changes no bit."""
     order = (0,) if part.pools else (3, 1, 0, 2)
-    wrong = differences(run_tiny([part]), run_tiny([part], order=order))
+    wrong = differences(plain or run_tiny([part]), run_tiny([part], order=order))
     assert not wrong, f"{part.name}: depends on the order of clients: {wrong[:3]}"
 
 
@@ -234,10 +236,10 @@ def check_neutral(part_class: type[Part]) -> None:
     assert not wrong, f"{part_class.name}: differs from FedAvg at its neutral setting: {wrong[:3]}"
 
 
-def check_capturable(part: Part) -> None:
+def check_capturable(part: Part, plain: Federation | None = None) -> None:
     """Steps never call back to the host, and recorded operations repeated on fixed memory give what the code gives."""
     run_tiny([part], engine=WatchedSequential)
-    wrong = differences(run_tiny([part]), run_tiny([part], engine=ReplayedSequential))
+    wrong = differences(plain or run_tiny([part]), run_tiny([part], engine=ReplayedSequential))
     assert not wrong, f"{part.name}: a recorded step differs from the code: {wrong[:3]}"
 
 
@@ -265,19 +267,20 @@ def check_part(part_class: type[Part], partners: Sequence[Part] = ()) -> None:
     from .parts.registry import check_class
     check_class(part_class, f"part {part_class.__name__}")
     part = trial(part_class)
-    check_trains(part)
+    plain = run_tiny([part])
+    check_trains(part, plain)
     check_unmutated(part)
-    check_order(part)
+    check_order(part, plain)
     check_neutral(part_class)
-    check_capturable(part)
+    check_capturable(part, plain)
     check_checkpoint(part)
     check_partial_batches(part)
     for partner in partners:
         check_pair(part, partner)
 
 
-def check_pair(a: Part, b: Part) -> bool:
-    """Two parts together train, and a+b is b+a. False where they are refused, by name and with a reason."""
+def check_pair(a: Part, b: Part, **how: Any) -> bool:
+    """Two parts together train, and a+b is b+a. False where they are refused, by name and with a reason. `how` as run_tiny takes it."""
     reason = Method.conflict(a, b)
     if reason is not None:
         try:
@@ -288,7 +291,7 @@ def check_pair(a: Part, b: Part) -> bool:
         return False
     one, other = Method([a, b]), Method([b, a])
     assert one.parts == other.parts, f"{a.name}+{b.name} is folded in another order than {b.name}+{a.name}"
-    bad = [k for k, t in state_of(run_tiny([a, b])).items() if t.is_floating_point() and not t.isfinite().all()]
+    bad = [k for k, t in state_of(run_tiny([a, b], **how)).items() if t.is_floating_point() and not t.isfinite().all()]
     assert not bad, f"{a.name}+{b.name}: not finite: {bad[:3]}"
     return True
 
