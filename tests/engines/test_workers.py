@@ -232,7 +232,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while self.left:
-            time.sleep(float(self.luck.uniform(0.0, 1.2)))
+            time.sleep(float(self.luck.uniform(0.0, 0.4)))        # within a round or two of these clients
             busy = [p for p in list(self.pool.processes) if p.ready and p.tickets]
             if busy:
                 busy[int(self.luck.integers(len(busy)))].process.kill()
