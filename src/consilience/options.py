@@ -17,12 +17,13 @@ import tokenize
 import types
 import typing
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from .errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+_HINTS: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def option(default: Any, doc: str = "", *, low: float | None = None, high: float | None = None,
@@ -37,10 +38,11 @@ def option(default: Any, doc: str = "", *, low: float | None = None, high: float
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@cache
 def hints_of(cls: type) -> Mapping[str, Any]:
-    """The types of a class's fields. Python evaluates the annotations anew whenever it is asked, for every part and policy that is made."""
-    return types.MappingProxyType(typing.get_type_hints(cls))
+    """The types of a class's fields, kept: Python evaluates the annotations whenever it is asked, and every part that is made asks."""
+    if cls not in _HINTS:
+        _HINTS[cls] = types.MappingProxyType(typing.get_type_hints(cls))
+    return _HINTS[cls]
 
 
 def describe(cls: type) -> list[dict[str, Any]]:
