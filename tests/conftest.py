@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"              # for whom tests start: over tiny tensors threads do little but wait, which keeps cores busy
+os.environ["OMP_NUM_THREADS"] = "1"              # for whom tests start: over tiny tensors threads do little but wait, and keep cores busy
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:        # as in a background job; whom tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("consilience", deadline=None, max_examples=20, derandomize=True,

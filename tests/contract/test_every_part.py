@@ -27,15 +27,15 @@ NEED_FRESH_SGD = ("cm", "nova", "scaffold")        # they refuse momentum that i
 
 
 @cache
-def plain_rounds(name: str) -> Federation:
+def plain(name: str) -> Federation:
     """Two ordinary rounds of a part, which the checks only look at."""
-    return run_tiny([trial(PARTS[name])])
+    return testing.plain_rounds(trial(PARTS[name]))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))        # all of a part's, for they share rounds
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(check: Any, name: str) -> None:
-    given = [plain_rounds(name)] if "plain" in inspect.signature(check).parameters else []
+    given = [plain(name)] if "plain" in inspect.signature(check).parameters else []
     check(trial(PARTS[name]), *given)
 
 
