@@ -18,10 +18,12 @@ import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from .errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+_HINTS: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def option(default: Any, doc: str = "", *, low: float | None = None, high: float | None = None,
@@ -36,9 +38,16 @@ def option(default: Any, doc: str = "", *, low: float | None = None, high: float
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def hints_of(cls: type) -> Mapping[str, Any]:
+    """The types of a class's fields, kept: Python evaluates the annotations whenever it is asked, and every part that is made asks."""
+    if cls not in _HINTS:
+        _HINTS[cls] = types.MappingProxyType(typing.get_type_hints(cls))
+    return _HINTS[cls]
+
+
 def describe(cls: type) -> list[dict[str, Any]]:
     """The declared settings of a dataclass, ready for a table or JSON."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     rows = []
     for f in dataclasses.fields(cls):
         limits = {k: f.metadata[k] for k in ("low", "high", "above", "below") if k in f.metadata}
@@ -56,7 +65,7 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
         if key not in known:
             raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, known)}" if known else
                               f"{owner} has no options, so {key!r} cannot be set.")
-    hints, meant = typing.get_type_hints(cls), {f.name: f.metadata for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints, meant = hints_of(cls), {f.name: f.metadata for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{k: coerce(_as_word(v, hints[k], meant[k]), hints[k], f"The {k!r} option of {owner}") for k, v in values.items()})
 
 
@@ -72,7 +81,7 @@ def _as_word(value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
 
 def check(instance: Any, owner: str) -> None:
     """Refuse values of the wrong type or outside their declared limits. Called when a part is made, from anywhere."""
-    hints = typing.get_type_hints(type(instance))
+    hints = hints_of(type(instance))
     for f in dataclasses.fields(instance):
         what = f"The {f.name!r} option of {owner}"
         value = coerce(getattr(instance, f.name), hints[f.name], what)

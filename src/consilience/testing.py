@@ -31,6 +31,7 @@ from .errors import RefusedCombination
 from .options import build
 
 SIZES = (24, 17, 5, 40)          # client 2 cannot fill a batch of 8: it makes no step
+FEW = (16, 17, 5, 24)            # the same in fewer steps, for the contract
 LAYOUT = Layout(head="head", stages=("stage1",), extractor=("stage1", "neck"), header=("header",))
 
 
@@ -187,9 +188,14 @@ class ReplayedSequential(Sequential):
 
 # ---- the contract --------------------------------------------------------------------------------------------------
 
-def check_trains(part: Part) -> None:
+def plain_rounds(part: Part) -> Federation:
+    """Two ordinary rounds. Three checks look at them or compare with them, and run them themselves where they are not given."""
+    return run_tiny([part], sizes=FEW)
+
+
+def check_trains(part: Part, plain: Federation | None = None) -> None:
     """Two rounds leave finite state and finite personalised outputs."""
-    fed = run_tiny([part])
+    fed = plain or plain_rounds(part)
     bad = [k for k, t in state_of(fed).items() if t.is_floating_point() and not t.isfinite().all()]
     assert not bad, f"{part.name}: not finite after two rounds: {bad[:3]}"
     for number in range(fed.size):
@@ -200,7 +206,7 @@ def check_trains(part: Part) -> None:
 
 def check_unmutated(part: Part) -> None:
     """No hook writes to what it is given: the round's inputs are unchanged by the round."""
-    fed = run_tiny([part], rounds=1)
+    fed = run_tiny([part], sizes=FEW, rounds=1)
     inputs = {"model": fed.model, "shared": fed.shared, "server": fed.server, "x": fed.samples.x, "y": fed.samples.y,
               "clients": {str(i): s.tensors for i, s in fed.clients.visited()}}
     before = tree.clone(inputs)
@@ -208,7 +214,7 @@ def check_unmutated(part: Part) -> None:
     wrong = [path for (path, now), (_, then) in zip(tree.paths(inputs), tree.paths(before)) if not torch.equal(now, then)]
     assert not wrong, f"{part.name}: a hook wrote to {wrong[:3]}"
     try:
-        run_tiny([part], engine=GuardedSequential)
+        run_tiny([part], sizes=FEW, engine=GuardedSequential)
     except AssertionError as error:
         raise AssertionError(f"{part.name}: {error}") from None
     slots = {t.data_ptr() for slot in fed.engine.slots.values() for t in tree.leaves(slot.written()) if t.numel()}  # type: ignore[attr-defined]
@@ -216,10 +222,10 @@ def check_unmutated(part: Part) -> None:
     assert not kept, f"{part.name}: what a client keeps is the slot's own memory: {kept[:3]}"
 
 
-def check_order(part: Part) -> None:
+def check_order(part: Part, plain: Federation | None = None) -> None:
     """The order in which clients train changes no bit."""
     order = (0,) if part.pools else (3, 1, 0, 2)
-    wrong = differences(run_tiny([part]), run_tiny([part], order=order))
+    wrong = differences(plain or plain_rounds(part), run_tiny([part], sizes=FEW, order=order))
     assert not wrong, f"{part.name}: depends on the order of clients: {wrong[:3]}"
 
 
@@ -228,23 +234,23 @@ def check_neutral(part_class: type[Part]) -> None:
     if part_class.neutral is None:
         assert part_class.not_neutral, f"{part_class.name}: declare `neutral`, or say in `not_neutral` why there is none"
         return
-    base = run_tiny()
+    base = run_tiny(sizes=FEW)
     keys = {k for k in state_of(base) if in_model(k)}
-    wrong = differences(base, run_tiny([build(part_class, part_class.neutral, part_class.name)]), only=lambda k: k in keys)
+    wrong = differences(base, run_tiny([build(part_class, part_class.neutral, part_class.name)], sizes=FEW), only=lambda k: k in keys)
     assert not wrong, f"{part_class.name}: differs from FedAvg at its neutral setting: {wrong[:3]}"
 
 
-def check_capturable(part: Part) -> None:
+def check_capturable(part: Part, plain: Federation | None = None) -> None:
     """Steps never call back to the host, and recorded operations repeated on fixed memory give what the code gives."""
-    run_tiny([part], engine=WatchedSequential)
-    wrong = differences(run_tiny([part]), run_tiny([part], engine=ReplayedSequential))
+    run_tiny([part], sizes=FEW, engine=WatchedSequential)
+    wrong = differences(plain or plain_rounds(part), run_tiny([part], sizes=FEW, engine=ReplayedSequential))
     assert not wrong, f"{part.name}: a recorded step differs from the code: {wrong[:3]}"
 
 
 def check_checkpoint(part: Part) -> None:
     """A run cut in two by a snapshot ends like one that was not."""
-    whole = run_tiny([part], rounds=3)
-    first, second = run_tiny([part], rounds=1), tiny_federation([part])
+    whole = run_tiny([part], sizes=FEW, rounds=3)
+    first, second = run_tiny([part], sizes=FEW, rounds=1), tiny_federation([part], sizes=FEW)
     restore(second, *snapshot(first))
     for _ in range(2):
         second.round()
@@ -265,18 +271,19 @@ def check_part(part_class: type[Part], partners: Sequence[Part] = ()) -> None:
     from .parts.registry import check_class
     check_class(part_class, f"part {part_class.__name__}")
     part = trial(part_class)
-    check_trains(part)
+    plain = plain_rounds(part)
+    check_trains(part, plain)
     check_unmutated(part)
-    check_order(part)
+    check_order(part, plain)
     check_neutral(part_class)
-    check_capturable(part)
+    check_capturable(part, plain)
     check_checkpoint(part)
     check_partial_batches(part)
     for partner in partners:
         check_pair(part, partner)
 
 
-def check_pair(a: Part, b: Part) -> bool:
+def check_pair(a: Part, b: Part, sizes: Sequence[int] = FEW) -> bool:
     """Two parts together train, and a+b is b+a. False where they are refused, by name and with a reason."""
     reason = Method.conflict(a, b)
     if reason is not None:
@@ -288,7 +295,7 @@ def check_pair(a: Part, b: Part) -> bool:
         return False
     one, other = Method([a, b]), Method([b, a])
     assert one.parts == other.parts, f"{a.name}+{b.name} is folded in another order than {b.name}+{a.name}"
-    bad = [k for k, t in state_of(run_tiny([a, b])).items() if t.is_floating_point() and not t.isfinite().all()]
+    bad = [k for k, t in state_of(run_tiny([a, b], sizes=sizes)).items() if t.is_floating_point() and not t.isfinite().all()]
     assert not bad, f"{a.name}+{b.name}: not finite: {bad[:3]}"
     return True
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 
 from consilience.cli import main
+
+# A process builds the tree of commands once and calls one of them; here one process calls hundreds.
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 
 @pytest.fixture

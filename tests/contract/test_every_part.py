@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 from consilience import testing
+from consilience.core.federation import Federation
 from consilience.core.method import Method
 from consilience.core.part import Part
 from consilience.errors import ConfigError
@@ -23,10 +26,17 @@ SMALL: dict[str, Any] = {"sizes": (16, 9, 5, 8), "epochs": 1}        # three cli
 NEED_FRESH_SGD = ("cm", "nova", "scaffold")        # they refuse momentum that is kept across rounds
 
 
+@cache
+def plain(name: str) -> Federation:
+    """Two ordinary rounds of a part, which the checks only look at."""
+    return testing.plain_rounds(trial(PARTS[name]))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))        # all of a part's, for they share rounds
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_contract(check: Any, name: str) -> None:
-    check(trial(PARTS[name]))
+    given = [plain(name)] if "plain" in inspect.signature(check).parameters else []
+    check(trial(PARTS[name]), *given)
 
 
 @pytest.mark.parametrize("name", NAMES)

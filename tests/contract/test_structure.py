@@ -6,7 +6,9 @@ import ast
 import inspect
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from consilience.testing import run_tiny, state_of, trial
 ROOT = Path(consilience.__file__).parent
 NAMES = sorted(PARTS)
 HOMES = ("kept", "personal")
+SMALL: dict[str, Any] = {"sizes": (16, 9, 5, 8), "epochs": 1}        # where state stands shows after one step as after ten
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,11 +41,15 @@ def test_every_file_is_a_part_or_a_helper_that_parts_use() -> None:
     assert [f for f in rest if not any(f in text for name, text in texts.items() if name != f)] == []
 
 
+@cache
+def _paths_of_fedavg() -> frozenset[str]:
+    return frozenset(state_of(run_tiny(rounds=1, **SMALL)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_state_stands_under_the_name_of_the_part(name: str) -> None:
     """Beside the model of the run, whatever a part keeps anywhere is found under its own name."""
-    base = set(state_of(run_tiny(rounds=1)))
-    for path in set(state_of(run_tiny([trial(PARTS[name])], rounds=1))) - base:
+    for path in set(state_of(run_tiny([trial(PARTS[name])], rounds=1, **SMALL))) - _paths_of_fedavg():
         home, *rest = path.split("/")
         if home in ("shared", "server"):
             owner = rest[0]
@@ -55,7 +62,8 @@ def test_state_stands_under_the_name_of_the_part(name: str) -> None:
         assert owner == name, path
 
 
-def _imports(path: Path) -> list[str]:
+@cache                               # every rule looks at every file
+def _imports(path: Path) -> tuple[str, ...]:
     """Names of modules a file imports anywhere, ours as 'consilience.…'."""
     package = ["consilience", *path.relative_to(ROOT).parent.parts]
     out = []
@@ -66,7 +74,7 @@ def _imports(path: Path) -> list[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             out += [f"{stem}.{alias.name}" for alias in node.names] if stem in (".".join(base), "consilience") else [stem]
-    return out
+    return tuple(out)
 
 
 def _ours(path: Path) -> set[str]:
@@ -120,10 +128,25 @@ def test_heavy_libraries_have_one_place() -> None:
                 assert where.startswith(place), f"{where} imports {library}"
 
 
+@cache
+def _imported_by_a_run() -> frozenset[str]:
+    """By the command line, and by a process that trains and compares."""
+    script = ("import sys, consilience.cli, consilience.runs.many, consilience.engines.choose; "
+              "consilience.run('fedavg', 'digits', clients=2, rounds=1, steps=1, device='cpu'); "
+              "from consilience.runs.statistics import paired; paired([1, 2, 4], [1, 1, 1]); print(*sys.modules)")
+    return frozenset(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_ray_is_not_imported_before_it_is_asked_for() -> None:
     """Everything but `engine=ray` and `--on ray` works without Ray, and does not wait for it."""
-    script = "import sys, consilience.cli, consilience.runs.many, consilience.engines.choose; print('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert "torch" in _imported_by_a_run()
+    assert "ray" not in _imported_by_a_run()
+
+
+@pytest.mark.parametrize("library", ["flwr", "matplotlib", "optuna", "scipy.stats", "sklearn", "sympy"])
+def test_what_takes_long_to_import_is_imported_where_it_is_used(library: str) -> None:
+    """Every command and every worker process would wait for it, a quarter of a second and more."""
+    assert library not in _imported_by_a_run()
 
 
 def test_core_reads_and_writes_no_files() -> None:

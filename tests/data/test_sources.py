@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from data_files import WRITERS, idx, mnist_files
+from sklearn.datasets import load_digits
 
 import consilience.data.sources as package
 from consilience.data import SOURCES, load
-from consilience.data.sources import make
+from consilience.data.sources import digits, make
 from consilience.errors import ConfigError, DataError
 
 SHAPES = {
@@ -105,6 +106,16 @@ def test_digits_are_scaled_to_bytes():
     # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16; 255/16 · 5 = 79.7 → 80, · 13 = 207.2, · 9 = 143.4, · 1 = 15.9.
     assert data.x[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
     assert int(data.x.max()) == 255
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_digits_are_those_that_scikit_learn_loads(monkeypatch, there):
+    """They are read from its file without it; where a version keeps the file elsewhere, it is asked."""
+    if not there:
+        monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    for mine, theirs in zip(digits._read(), load_digits(return_X_y=True)):
+        assert mine.dtype == theirs.dtype
+        assert np.array_equal(mine, theirs)
 
 
 def test_mnist_without_gz_and_writers(data_root):

@@ -20,7 +20,7 @@ from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
 from consilience.runs import run
 from consilience.runs.config import RunConfig
-from consilience.testing import differences, largest_difference, run_tiny, snapshot, tiny_federation, trial
+from consilience.testing import FEW, differences, largest_difference, run_tiny, snapshot, tiny_federation, trial
 
 NAMES = sorted(PARTS)
 TWO = Devices.on(["cpu", "cpu"])
@@ -78,7 +78,7 @@ def test_the_largest_go_first_and_to_the_least_loaded():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part(name):
     part = trial(PARTS[name])
-    one, other = run_tiny([part]), run_tiny([part], engine=TWO)
+    one, other = run_tiny([part], sizes=FEW), run_tiny([part], sizes=FEW, engine=TWO)
     assert not differences(one, other)
     assert snapshot(one)[1] == snapshot(other)[1]                   # bookkeeping of the server and of every client
 

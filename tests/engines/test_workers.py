@@ -25,7 +25,7 @@ from consilience.metrics.accuracy import score_global, score_model, score_person
 from consilience.parts import PARTS
 from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
-from consilience.testing import differences, run_tiny, snapshot, tiny_federation, tiny_population, trial
+from consilience.testing import FEW, differences, run_tiny, snapshot, tiny_federation, tiny_population, trial
 
 NAMES = sorted(PARTS)
 
@@ -46,7 +46,7 @@ def alive(process: subprocess.Popen) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part(name, pool):
     part = trial(PARTS[name])
-    one, other = run_tiny([part], rounds=3), run_tiny([part], rounds=3, engine=Workers.sharing(pool))
+    one, other = (run_tiny([part], rounds=3, sizes=FEW, engine=engine) for engine in (Sequential, Workers.sharing(pool)))
     assert not differences(one, other)
     assert snapshot(one)[1] == snapshot(other)[1]                   # bookkeeping of the server and of every client
 
@@ -142,9 +142,8 @@ def test_scores(name, pool):
     assert score_model(other, model, rows, names, "") == score_model(one, model, rows, names, "") != score_global(one, rows, names)
 
 
-def test_longest_clients_first():
+def test_longest_clients_first(pool):
     served = []
-    pool = Pool(1)
     fed = tiny_federation(engine=Workers.sharing(pool))
     hand = _parcel.Region.write
 
@@ -157,7 +156,6 @@ def test_longest_clients_first():
         fed.round([1, 0, 3])
     finally:
         _parcel.Region.write = hand
-        pool.close()
     assert served == [3, 0, 1]                                      # 40, 24 and 17 samples
 
 
@@ -232,7 +230,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while self.left:
-            time.sleep(float(self.luck.uniform(0.0, 1.2)))
+            time.sleep(float(self.luck.uniform(0.0, 0.4)))        # within a round or two of these clients
             busy = [p for p in list(self.pool.processes) if p.ready and p.tickets]
             if busy:
                 busy[int(self.luck.integers(len(busy)))].process.kill()

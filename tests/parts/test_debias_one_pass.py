@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience import rng
+from consilience.core import slot as slot_module
 from consilience.core.federation import Federation
 from consilience.core.method import Method
 from consilience.core.network import Network
@@ -150,8 +151,9 @@ def test_switched_off_it_is_fedavg_bit_for_bit() -> None:
         assert torch.equal(one.model["params"][k], p), k
 
 
-def test_a_known_gradient_is_not_multiplied_by_the_steps_own_one() -> None:
+def test_a_known_gradient_is_not_multiplied_by_the_steps_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss 3x at x = 2, gradient 3. From the 1 of a slot the gradient comes as it is; from any other number it is scaled."""
+    monkeypatch.setattr(slot_module, "MAKES_ITS_OWN", "none")                      # as on a GPU
     x, three = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0])
     slot = Slot(torch.zeros(1), torch.zeros(1), room=1)
     one = slot.one_for(torch.zeros(()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from consilience import rng, tree
 from consilience.core.client import train_client
 from consilience.core.part import Part
 from consilience.core.snapshot import restore, snapshot
+from consilience.engines._pool import Pool
 from consilience.engines.workers import Workers
 from consilience.errors import ConfigError, RefusedCombination
 from consilience.parts import PARTS
@@ -258,17 +260,17 @@ def test_rounds_without_models_release_only_what_parts_upload() -> None:
 
 # ---- engines and order ---------------------------------------------------------------------------------------------
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    made = Pool(2)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("partner", ["scaffold", "anchors", "per"])
-def test_worker_processes_give_the_same_bits(partner: str) -> None:
+def test_worker_processes_give_the_same_bits(partner: str, pool: Pool) -> None:
     parts = [Dp(noise=0.2), trial(PARTS[partner])]
-    here = run_tiny(parts)
-    there = tiny_federation(parts, engine=Workers.of(2))
-    try:
-        for _ in range(2):
-            there.round()
-        assert not differences(here, there)
-    finally:
-        there.engine.close()
+    assert not differences(run_tiny(parts), run_tiny(parts, engine=Workers.sharing(pool)))
 
 
 @given(st.permutations([0, 1, 2, 3]))

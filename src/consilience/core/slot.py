@@ -15,6 +15,10 @@ from .part import Model, Phase
 
 _ROWS = ("index", "plan")       # one row per step: a client may have fewer steps than there is room for
 
+# Where autograd makes the 1 that the way back starts from. A CPU has no launch to save, and for a 1 that is given PyTorch imports SymPy, a
+# quarter of a second in every process. Tests of what GPUs do put another name here.
+MAKES_ITS_OWN = "cpu"
+
 
 class Slot:
     """The engine owns it: loading copies in, steps write in place, and what leaves is cloned."""
@@ -51,6 +55,8 @@ class Slot:
 
     def one_for(self, loss: Tensor) -> Tensor | None:
         """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
+        if loss.device.type == MAKES_ITS_OWN:
+            return None
         return self._one if loss.dtype == self._one.dtype and loss.shape == () and loss.device == self._one.device else None
 
     def watch_point(self, point: str, shape: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
 
@@ -87,13 +88,19 @@ def register(cls: M) -> M:
     return cls
 
 
-def installed_measures() -> dict[str, type[Measure]]:
-    """Our own, those registered, and those that installed packages announce under the entry-point group `consilience.measures`."""
+@cache
+def _register_installed() -> None:
+    """Once in a process: looking through what is installed takes milliseconds, and a recipe asks for every cell."""
     package = importlib.import_module(f"{__package__}.measures")
     for info in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{info.name}")
     for point in entry_points(group=ENTRY_POINTS):
         register(point.load())
+
+
+def installed_measures() -> dict[str, type[Measure]]:
+    """Our own, those registered, and those that installed packages announce under the entry-point group `consilience.measures`."""
+    _register_installed()
     return dict(sorted(MEASURES.items()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, did_you_mean
+from ..options import hints_of
 from ..parts.stack import parse_stack
 from .config import PLACES, RunConfig
 from .entries import Entry, applies, targets_of
@@ -132,7 +133,7 @@ def _whole(target: str, entry: Entry, base: RunConfig) -> bool:
         owners, option = [config.policy, config.run], target
     for instance in owners:
         if option in {f.name for f in dataclasses.fields(instance)}:
-            hint = typing.get_type_hints(type(instance))[option]
+            hint = hints_of(type(instance))[option]
             kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             return int in kinds and float not in kinds
     return False
