@@ -27,6 +27,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Else Triton, where it is installed, complains at the end of what was never let go."""
+    gc.unfreeze()
+
+
 class Log:
     """What was written to standard error so far."""
 

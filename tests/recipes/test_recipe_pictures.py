@@ -126,8 +126,16 @@ def _row(title: str, *panels: torch.Tensor) -> _Row:
     return _Row(title, 0, [_Panel(f"{title} {n}", p, [0] * len(p), [1] * len(p)) for n, p in enumerate(panels)])
 
 
-def test_panels_of_a_row_lie_in_one_plane():
-    """Two panels hold the same twelve points in another order: embedded together, equal features come to lie (nearly) on one spot."""
+def test_panels_of_a_row_lie_in_one_plane(monkeypatch):
+    """Two panels hold the same twelve points in another order: embedded together, equal features lie on one spot. Where t-SNE puts doubles
+    depends on the processor's rounding, so a map stands in for it that puts the first two numbers into a square."""
+    embedded = []
+
+    def flat(features, key):
+        embedded.append(len(features))
+        low, high = features[:, :2].min(0).values, features[:, :2].max(0).values
+        return (features[:, :2] - low) / (high - low)
+    monkeypatch.setattr("consilience.recipes.draw_models.embed", flat)
     own = rng.normal(rng.key(0, "features"), (12, 5)) * 3
     turned = torch.arange(11, -1, -1)
     rows = [_row("a", own, own[turned]), _row("b", own + 1)]
@@ -135,12 +143,9 @@ def test_panels_of_a_row_lie_in_one_plane():
     assert caption == "One t-SNE for: a, 2 panels, 24 points; b, 1 panel, 12 points."
     assert [p.title for p in points] == ["a 0", "a 1", "b 0"]
     assert [len(p.at) for p in points] == [12, 12, 12]
+    assert embedded == [24, 12]
     first, second = (torch.tensor(p.at) for p in points[:2])
-    apart = torch.cdist(first, second[turned])
-    assert (apart.argmin(1) == torch.arange(12)).all()                  # every point is nearest to its double
-    # the square is that of both panels: no panel is stretched on its own
-    both = torch.cat([first, second])
-    assert float((both.max(0).values - both.min(0).values).max()) == pytest.approx(1.0, abs=0.01)
+    assert torch.equal(first, second[turned])
     whole = _embedded(rows, Drawing("features", together="figure"))
     assert whole[0] == "One t-SNE for: all rows, 3 panels, 36 points."
     alone = _embedded(rows, Drawing("features", together="panel"))
