@@ -34,8 +34,8 @@ ROUNDING = 2.0**-7 if INTERPRETED else 2.0**-8          # to bfloat16; the inter
 FORMS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def here(numbers: list[int]) -> Tensor:
-    return torch.tensor(numbers).to(DEVICE)
+def here(numbers: Tensor) -> Tensor:
+    return numbers.to(DEVICE)
 
 
 def normal(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -284,6 +284,41 @@ def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.
     assert calls["rest"] == 6
     unseen = trained(federation([]), True)
     assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+class Decay(Part):
+    """A loss on the weights themselves, whose gradient comes beside the one through their casts."""
+
+    name = "decay"
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        return 0.1 * sum(p.square().sum() for p in v.params.values())
+
+
+@pytest.mark.gpu
+def test_gradients_of_both_kinds_add_up(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = trained(federation([Decay()]), True)
+    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    theirs, without = trained(federation([Decay()]), False), trained(federation([]), False)
+    for (key, a), b in zip(ours.model["params"].items(), theirs.model["params"].values()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=key)
+    assert not torch.allclose(ours.model["params"]["body.0.weight"], without.model["params"]["body.0.weight"], atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_the_next_client_starts_from_its_own_weights(kernels: None) -> None:
+    """What a recording kept in bfloat16 is nobody's afterwards."""
+    fed = federation([])
+    slot = trained(fed, True)
+    work = LocalWork(fed, 1, fed.client(1), [1], {})
+    seen = []
+    for own in (slot, fed.make_slot(work)):
+        work.load(own)
+        (phase, sizes), = work.schedule
+        fed.program.begin(own, phase)
+        fed.program.step(own, phase, sizes[0])
+        seen.append(tree.clone(own.model))
+    assert all(torch.equal(a, b) for a, b in tree.matched(*seen))
 
 
 @pytest.mark.gpu

@@ -159,6 +159,61 @@ def test_gradients_of_gradients() -> None:
     assert torch.equal(*seen)
 
 
+def small_maps() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 8, 3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(8, 3))
+
+
+def test_kernels_larger_than_their_maps_are_cut() -> None:
+    """2 × 2 images: the first convolution sees four of its nine places, the second, on one position, one. Nearly autocast's numbers, zeros
+    where nothing is in reach, and the float32 weights stay whole."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = small_maps()
+    network, model, x = Network(copy.deepcopy(module), half=True), model_of(module), rng.normal(rng.key(0), (5, 2, 2, 2))
+    network.forward(model, x)                                # learns which layers run, on which maps
+    sizes = []
+    ours, theirs = network.forward(model, x, train=True).logits, by_autocast(module, model, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "conv2d", lambda x, w, *more, real=F.conv2d: sizes.append(tuple(w.shape[2:])) or real(x, w, *more))
+        network.forward(model, x)
+    assert sizes == [(2, 2), (1, 1)]
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+    weights = [model["params"][k] for k in ("0.weight", "2.weight")]
+    for a, b in zip(*(torch.autograd.grad(out.square().sum(), weights) for out in (ours, theirs))):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)
+        assert torch.equal(a == 0, b == 0)
+        assert bool((a == 0).any())
+
+
+def test_maps_of_another_size_have_the_whole_kernel() -> None:
+    """Weights that are cut for one size are not used for another: the pass that first sees it gives autocast's numbers, bit for bit."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = small_maps()
+    network, model = Network(copy.deepcopy(module), half=True), model_of(module)
+    for side in (2, 2, 6, 6, 2):
+        x = rng.normal(rng.key(side), (5, 2, side, side))
+        ours, theirs = network.forward(model, x, train=True).logits, by_autocast(module, model, x)
+        if side == 6:
+            assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+def test_gradients_of_gradients_of_cut_kernels() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = small_maps()
+    network, model, x = Network(copy.deepcopy(module), half=True), model_of(module), rng.normal(rng.key(0), (5, 2, 2, 2))
+    network.forward(model, x)
+    weight, seen = model["params"]["2.weight"], []
+    for logits in (network.forward(model, x, train=True).logits, by_autocast(module, model, x)):
+        (grad,) = torch.autograd.grad(logits.square().sum(), weight, create_graph=True)
+        seen.append(torch.autograd.grad(grad.square().sum(), weight)[0])
+    torch.testing.assert_close(*seen, rtol=0.1, atol=0.02)
+    assert torch.equal(seen[0] == 0, seen[1] == 0)
+
+
 def test_small_linear_layers_stay_in_float32_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """512 × 64 + 64 and 64 × 10 + 10 weights: with room for 640 only the second is small. What enters it is the first's bfloat16."""
     monkeypatch.setattr(half, "SMALL", 640)

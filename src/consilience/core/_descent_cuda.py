@@ -30,7 +30,7 @@ MOST_NUMBERS = (1 << 31) - BLOCK
 WIDTH = 12                  # numbers of one tensor's row in a table
 ROW = 1 << 32               # a program's entry: its tensor's row times this, and its place among that tensor's programs
 
-Place = Callable[[list[int]], Tensor]        # brings a table to the device, now or later
+Place = Callable[[Tensor], Tensor]           # brings a table to the device, now or later
 
 
 class Move(NamedTuple):
@@ -146,27 +146,19 @@ def dense(t: Tensor) -> bool:
 def descend(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, place: Place) -> None:
     """param −= lr·m with m = momentum·m + grad + decay·param, in place, for what is in reach."""
     moves = [_alike(move) for move in moves if move.grad.numel()]
-    rows, programs = [], []
-    for move in moves:
-        rows += _row(move, move.grad.numel())
-        programs += _programs(len(rows) // WIDTH - 1, move.grad.numel())
-    if programs:
+    if moves:
         with torch.cuda.device_of(lr):
-            table = place(rows + programs)
-            _descend[(len(programs),)](table, table[len(rows):], lr, decay, momentum, momentum != 0, WIDTH, BLOCK, num_warps=4)
+            rows, programs = _table([(move, move.grad.numel()) for move in moves], place)
+            _descend[(len(programs),)](rows, programs, lr, decay, momentum, momentum != 0, WIDTH, BLOCK, num_warps=4)
 
 
 def rest(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, steps: int, place: Place) -> None:
     """The same for what is out of reach of `moves`, as many steps at once."""
-    rows, programs = [], []
-    for move in moves:
-        if move.reach is not None and steps and (decay or momentum):
-            rows += _row(move, move.param.numel())
-            programs += _programs(len(rows) // WIDTH - 1, move.param.numel())
-    if programs:
+    cut = [(move, move.param.numel()) for move in moves if move.reach is not None]
+    if cut and steps and (decay or momentum):
         with torch.cuda.device_of(lr):
-            table = place(rows + programs)
-            _rest[(len(programs),)](table, table[len(rows):], lr, decay, momentum, steps, momentum != 0, WIDTH, BLOCK, num_warps=4)
+            rows, programs = _table(cut, place)
+            _rest[(len(programs),)](rows, programs, lr, decay, momentum, steps, momentum != 0, WIDTH, BLOCK, num_warps=4)
 
 
 def _alike(move: Move) -> Move:
@@ -176,6 +168,13 @@ def _alike(move: Move) -> Move:
     order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
     fits = move.grad.permute(order).is_contiguous() and move.grad.data_ptr() % 16 == 0
     return move if fits else move._replace(grad=torch.empty_like(like, dtype=move.grad.dtype).copy_(move.grad))
+
+
+def _table(moves: Sequence[tuple[Move, int]], place: Place) -> tuple[Tensor, Tensor]:
+    """A row for every tensor of which so many numbers move, and an entry for every program."""
+    rows = torch.tensor([number for move, count in moves for number in _row(move, count)])
+    table = place(torch.cat([rows, *(torch.arange(-(-count // BLOCK)) + row * ROW for row, (_, count) in enumerate(moves))]))
+    return table[: len(rows)], table[len(rows):]
 
 
 def _row(move: Move, count: int) -> list[int]:
@@ -191,6 +190,3 @@ def _row(move: Move, count: int) -> list[int]:
     high, wide = param.shape[2:]
     return [*row, param.shape[1] if is_turned(param) else 1, high * wide, wide, bottom - top, right - left, top * wide + left]
 
-
-def _programs(row: int, count: int) -> list[int]:
-    return [row * ROW + at for at in range(-(-count // BLOCK))]

@@ -109,13 +109,12 @@ class Slot:
         if steps:
             self._catch_up(steps)
 
-    def table(self, numbers: list[int]) -> Tensor:
+    def table(self, host: Tensor) -> Tensor:
         """Numbers on the device. While steps are recorded nothing can be copied from the host: `fill_tables` does that afterwards."""
-        host = torch.tensor(numbers)
         room = len(host) + len(host) % 2      # the next one begins at 16 bytes too
         if not (self.x.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._asked += room
-            return host.to(self.x.device)
+            return host.pin_memory().to(self.x.device, non_blocking=True) if self.x.is_cuda else host
         table, self._rooms[-1] = self._rooms[-1][: len(host)], self._rooms[-1][room:]
         self._tables.append((table, host))
         return table

@@ -274,6 +274,7 @@ class Program:
     def _update(self, step: Step, g: Flat) -> None:
         """Parameters by a gradient in float32, and personal tensors by theirs."""
         slot, params = step.slot, step.model["params"]
+        slot.settle()
         if step.own and optimiser.is_plain(self.policy) and slot.lr.is_cuda:         # all of them in one launch
             optimiser.descend([*(params[k] for k in g), *step.own], [*g.values(), *step.own_grads], slot.lr)
         else:
@@ -299,6 +300,8 @@ class Program:
         for move in moves:
             if move.narrow is not None:
                 self.network.keep(move.param, move.narrow)
+            else:
+                self.network.forget([move.param])
         optimiser.descend(step.own, step.own_grads, slot.lr)
 
     @contextmanager
