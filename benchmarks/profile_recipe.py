@@ -1,9 +1,14 @@
 """Where a round of a recipe's run goes on a GPU: training, scoring, and the kernels of a step.
 
     python benchmarks/profile_recipe.py dbe/table5:dbe:fmnist [--rounds 3] [-o precision=bfloat16] [--host] [--like-real FOLDER]
+    python benchmarks/profile_recipe.py fedfm/table3:fedavg:missing5 -o precision=bfloat16 -o epochs=1 --processors
 
 `--host` lists the host's functions. `--like-real` writes random data in the true format into a folder first and uses them, for
-machines without the data sets: where time goes does not depend on what is in the pictures.
+machines without the data sets: where time goes does not depend on what is in the pictures. `--slots 1` trains one client at a time.
+
+`--processors` says how much of the GPU each kernel holds: its time, times the share of the processors that its blocks fill by their
+threads and shared memory. Where clients run beside each other, and these add up to the time of a step, it is processors that they wait
+for. Give it a short round (`-o epochs=1`): the trace is written to a file and read again.
 """
 
 from __future__ import annotations
@@ -12,9 +17,11 @@ import argparse
 import collections
 import cProfile
 import gzip
+import json
 import os
 import pstats
 import struct
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -78,6 +85,33 @@ def kernels(fed: object, steps: int) -> None:
         print(f"    {count[name] / steps:6.2f} a step  {us / count[name]:7.1f} µs  {us / steps:7.1f} µs/step  {name[:130]}")
 
 
+def processors(fed: object, steps: int) -> None:
+    """How much of the GPU the kernels of one round hold, by name and number of blocks. What registers allow is not looked at."""
+    gpu = torch.cuda.get_device_properties(0)
+    room = getattr(gpu, "shared_memory_per_multiprocessor", 228 << 10)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        fed.round()                                                                     # type: ignore[attr-defined]
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        seen.export_chrome_trace(path := os.path.join(folder, "trace.json"))
+        with open(path) as file:
+            events = [e for e in json.load(file)["traceEvents"] if e.get("cat") == "kernel"]
+    count, spent, held = (collections.Counter[tuple[str, int]]() for _ in range(3))
+    for e in events:
+        blocks, threads = (int(np.prod(e["args"][k])) for k in ("grid", "block"))
+        shared = e["args"].get("shared memory", 0) + 1024              # what CUDA itself takes for a block included
+        beside = max(1, min(gpu.max_threads_per_multi_processor // max(threads, 32), room // shared, 32))
+        what = e["name"], blocks
+        count[what] += 1
+        spent[what] += e["dur"]
+        held[what] += e["dur"] * min(1.0, blocks / beside / gpu.multi_processor_count)
+    print(f"  {sum(held.values()) / steps:.0f} µs a step of the whole GPU")
+    for what, us in held.most_common(30):
+        name, blocks = what
+        print(f"    {us / steps:6.1f} µs/step  {count[what] / steps:6.2f} a step  {spent[what] / count[what]:6.1f} µs  {blocks:6d} blocks  "
+              f"{name[:100]}")
+
+
 def main() -> None:
     args = argparse.ArgumentParser()
     args.add_argument("cells", nargs="*")
@@ -85,6 +119,8 @@ def main() -> None:
     args.add_argument("-o", action="append", default=[])
     args.add_argument("--host", action="store_true")
     args.add_argument("--no-kernels", action="store_true")
+    args.add_argument("--processors", action="store_true")
+    args.add_argument("--slots", type=int)
     args.add_argument("--like-real")
     given = args.parse_args()
     if given.like_real:
@@ -95,7 +131,7 @@ def main() -> None:
         data = load_data(config)
         fed = build_federation(config, data)
         if fed.device.type == "cuda":
-            fed.engine = Slots(fed.program, fed.make_slot)
+            fed.engine = Slots(fed.program, fed.make_slot, **({"most": given.slots} if given.slots else {}))
         if not fed.prepared:
             fed.prepare()
         for _ in range(2):
@@ -121,6 +157,8 @@ def main() -> None:
             pstats.Stats(host).sort_stats("tottime").print_stats(25)
         if not given.no_kernels:
             kernels(fed, steps)
+        if given.processors:
+            processors(fed, steps)
         del fed, data, acts
 
 
