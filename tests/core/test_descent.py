@@ -25,8 +25,9 @@ from consilience.core.reach import Reach, Span
 from consilience.core.slot import Slot
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
+from consilience.parts import PARTS
 from consilience.parts.prox import Prox
-from consilience.testing import largest_difference, state_of, tiny_population
+from consilience.testing import largest_difference, state_of, tiny_population, trial
 from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
 
 MIDDLE, CORNER = Reach(Span(1, 2, 0), Span(1, 2, 0)), Reach(Span(1, 3, 0), Span(0, 2, 0))
@@ -173,8 +174,8 @@ def federation(parts: list[Part], engine: object = Sequential, **policy: object)
         module = Shrinking()
     settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "batch": 8, "epochs": 2, "precision": "bfloat16",
                 "layout": "channels_last"} | policy
-    return Federation(module, Layout(head="head", extractor=("body",)), Method(parts), tiny_population(), Policy(**settings),    # type: ignore[arg-type]
-                      engine, DEVICE)                                                                                            # type: ignore[arg-type]
+    layout = Layout(head="head", stages=("body.2", "body.5"), extractor=("body",))
+    return Federation(module, layout, Method(parts), tiny_population(), Policy(**settings), engine, DEVICE)      # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -336,6 +337,24 @@ def test_a_part_that_corrects_the_gradient_has_it_in_float32(kernels: None, monk
     plain = trained(federation([]), True)
     for (key, a), b in zip(watched.model["params"].items(), plain.model["params"].values()):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_every_part_trains_alike(kernels: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Recorded or one by one bit for bit, by the kernel or by gradients cast back to within rounding, in all that a step leaves behind."""
+    if name == "apple":
+        pytest.skip("a client of it trains on what a whole round delivers")
+    if name == "dp":
+        pytest.importorskip("dp_accounting")
+    one, recorded = (trained(federation([trial(PARTS[name])]), together) for together in (False, True))
+    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    plain = trained(federation([trial(PARTS[name])]), False)
+    for home in ("model", "personal", "scratch", "optimiser"):
+        for a, b in tree.matched(getattr(one, home), getattr(recorded, home)):
+            assert torch.equal(a, b), home
+        for a, b in tree.matched(getattr(one, home), getattr(plain, home)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=home)
 
 
 @pytest.mark.gpu
