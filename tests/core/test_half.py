@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from consilience import rng
+from consilience import rng, tree
 from consilience.core import half
 from consilience.core.layout import Layout
 from consilience.core.network import Network
-from consilience.core.part import Part
+from consilience.core.part import Part, Spec
 from consilience.core.step_view import StepView
 from consilience.models import make
 from consilience.testing import differences, run_tiny
+from consilience.tree import Tree
 
 
 @pytest.fixture(autouse=True)
@@ -290,3 +291,32 @@ def test_parts_get_maps_in_float32_unless_they_take_bfloat16() -> None:
     both = run_tiny([Looker(), Narrow()], precision="bfloat16")
     assert (Looker.seen, Narrow.seen) == ({torch.float32}, {torch.bfloat16})
     assert not differences(both, run_tiny(precision="bfloat16"))
+
+
+class Blend(Part):
+    """Trains its own model in the main loss: by itself, or half and half with the one in training."""
+
+    name = "blend"
+    portion = 0.5
+
+    def init_personal(self, spec: Spec) -> Tree:
+        return {"params": tree.clone(spec.model["params"])}
+
+    def main_loss(self, v: StepView) -> Tensor:
+        own = v.personal["params"]
+        params = own if self.portion == 1 else {k: self.portion * p + (1 - self.portion) * v.params[k] for k, p in own.items()}
+        seen = v.forward({"params": params, "buffers": v.model["buffers"]}, v.batch.x, train=True, label=self.name, learn=True)
+        return v.task_loss(seen.logits, v.batch.target)
+
+
+@pytest.mark.parametrize("portion", [1.0, 0.5])
+def test_a_parts_own_model_learns(portion: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only gradients of the weights in training are collected: those of others, and of what is mixed from them, are autograd's."""
+    monkeypatch.setattr(Blend, "portion", portion)
+    moved = []
+    for precision in ("float32", "bfloat16"):
+        fed = run_tiny([Blend()], precision=precision, momentum=0.0)
+        own = fed.client(0).tensors["personal"]["blend"]["params"]
+        moved.append(torch.cat([(p - fed.spec.model["params"][k]).flatten() for k, p in own.items()]))
+    torch.testing.assert_close(moved[1], moved[0], rtol=0.1, atol=0.1 * moved[0].abs().max().item())
+    assert moved[0].abs().max() > 1e-3

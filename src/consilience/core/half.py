@@ -37,9 +37,10 @@ class Arrived(NamedTuple):
 
 
 class _Collector:
-    """Where gradients go that are not to be cast back; nowhere while `into` is None."""
+    """Gradients of the weights that are `wanted`, by id, go into a list and not to autograd."""
 
-    into: list[Arrived] | None = None
+    wanted: frozenset[int] = frozenset()
+    into: list[Arrived]
 
 
 class _Cast(torch.autograd.Function):
@@ -55,16 +56,17 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        there = [Arrived(weight, narrow, g, part) for weight, narrow, g, part in zip(ctx.weights, ctx.cast, grads, ctx.reaches)
-                 if g is not None]
+        there = {i: Arrived(weight, narrow, g, part) for i, (weight, narrow, g, part)
+                 in enumerate(zip(ctx.weights, ctx.cast, grads, ctx.reaches)) if g is not None}
         if torch.is_grad_enabled():
-            wide = iter([_spread(a.weight, a.grad.float(), a.reach) for a in there])
-        elif ctx.collector.into is not None:
-            ctx.collector.into += there
-            return None, None, None, *(None for _ in grads)
+            wide = [_spread(a.weight, a.grad.float(), a.reach) for a in there.values()]
         else:
-            wide = iter(widened(there))
-        return None, None, None, *(None if g is None else next(wide) for g in grads)
+            wanted = [i for i, a in there.items() if id(a.weight) in ctx.collector.wanted]
+            if wanted:
+                ctx.collector.into += [there.pop(i) for i in wanted]
+            wide = widened([*there.values()])       # of weights that are mixed from others, say: autograd goes on from here
+        back = dict(zip(there, wide))
+        return None, None, None, *(back.get(i) for i in range(len(grads)))
 
 
 def _spread(weight: Tensor, grad: Tensor, part: Reach | None) -> Tensor:
@@ -216,13 +218,13 @@ class Together:
             layer.__dict__.pop("_ready", None)
 
     @contextmanager
-    def collecting(self) -> Iterator[list[Arrived]]:
-        """Gradients of cast weights that arrive in the meantime are collected, and autograd has none of them."""
-        self._collector.into = []
+    def collecting(self, weights: Iterable[Tensor]) -> Iterator[list[Arrived]]:
+        """What arrives in the meantime for these weights, cast, is collected, and autograd has none of it."""
+        self._collector.wanted, self._collector.into = frozenset(map(id, weights)), []
         try:
             yield self._collector.into
         finally:
-            self._collector.into = None
+            self._collector.wanted, self._collector.into = frozenset(), []
 
     def keep(self, weight: Tensor, narrow: Tensor) -> None:
         """The next passes need not cast this weight: `narrow` is what they would get."""

@@ -218,9 +218,9 @@ class Network:
             self._trace, self._keys["key"] = None, None
         return trace
 
-    def collecting(self) -> AbstractContextManager[list[Arrived]]:
-        """Gradients that arrive in bfloat16 in the meantime are collected as they come, in place of what autograd makes of them."""
-        return nullcontext([]) if self._weights is None else self._weights.collecting()
+    def collecting(self, weights: Iterable[Tensor]) -> AbstractContextManager[list[Arrived]]:
+        """Gradients of these weights that arrive in bfloat16 in the meantime are collected as they come; autograd has none of them."""
+        return nullcontext([]) if self._weights is None else self._weights.collecting(weights)
 
     def keep(self, weight: Tensor, narrow: Tensor) -> None:
         """`narrow` is the weight in bfloat16; passes take it until `forget`."""

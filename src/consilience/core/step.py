@@ -192,16 +192,15 @@ class Step:
         at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
-        n, leaves = len(self.phase.keys), at.model["params"]
-        with self.program.network.collecting() as arrived:
-            grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),
-                                        inputs=[leaves[k] for k in self.phase.keys] + own, allow_unused=True)
+        n, leaves = len(self.phase.keys), {k: at.model["params"][k] for k in self.phase.keys}
+        with self.program.network.collecting(leaves.values()) as arrived:
+            grads = torch.autograd.grad(loss, [*leaves.values(), *own], self.slot.one_for(loss), allow_unused=True)
         if main:
             self.result = loss.detach(), at.scratch
             for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, [torch.zeros_like(t) if g is None else g for t, g in zip(own, grads[n:])]
-        return Gradients.of(leaves, dict(zip(self.phase.keys, grads)), arrived)
+        return Gradients.of(leaves, dict(zip(leaves, grads)), arrived)
 
 
 class Program:
