@@ -6,7 +6,7 @@ The kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -160,7 +160,7 @@ class Shrinking(nn.Module):
         layers: list[nn.Module] = []
         for inside, outside, stride in ((1, 4, 2), (4, 6, 2), (6, 8, 2), (8, 8, 1)):
             layers += [nn.Conv2d(inside, outside, 3, stride, 1, bias=outside == 6), nn.BatchNorm2d(outside), nn.ReLU()]
-        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,11 +190,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half, "SMALL", 0)
 
 
-def cutting_off(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: dict[int, Tensor], rounded: Any = half.narrowed) -> Any:
-    weights, reaches = list(weights), list(reaches)
+def cutting_off(weights: Iterable[Tensor], reaches: list[Reach | None], kept: list[Tensor | None], rounded: Any = half.narrowed) -> Any:
+    weights = list(weights)
     out = rounded(weights, reaches, kept)
-    for weight, part, narrow in zip(weights, reaches, out):
-        if id(weight) not in kept:
+    for weight, part, ready, narrow in zip(weights, reaches, kept, out):
+        if ready is None:
             piece = weight.detach() if part is None else part.of(weight.detach())
             narrow.copy_((piece.view(torch.int32) & -(1 << 16)).view(torch.float32))
     return out
@@ -284,6 +284,29 @@ def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.
     assert calls["rest"] == 6
     unseen = trained(federation([]), True)
     assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+class Zoom(Part):
+    """Looks at the model on images of twice the size, and again on those of its own."""
+
+    name = "zoom"
+    seen: ClassVar[list[Tensor]] = []
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        with torch.no_grad():
+            for x in (v.batch.x.repeat_interleave(2, 2).repeat_interleave(2, 3), v.batch.x):
+                self.seen.append(v.forward(v.model, x).logits)
+        return 0.0
+
+
+@pytest.mark.gpu
+def test_weights_are_kept_for_maps_of_their_size_alone(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for recorded in (False, True):
+        monkeypatch.setattr(Zoom, "seen", [])
+        trained(federation([Zoom()]), recorded)
+        looks.append(torch.stack(Zoom.seen))
+    torch.testing.assert_close(*looks, rtol=0.02, atol=0.02)
 
 
 class Decay(Part):

@@ -201,6 +201,23 @@ def test_maps_of_another_size_have_the_whole_kernel() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
+def test_what_a_layer_computes_does_not_depend_on_maps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass of a process, and the first on another size, convolve by what all later ones do: rounding may depend on it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = small_maps()
+    network, model, seen = Network(module, half=True), model_of(module), {}
+    sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(F, "conv2d", lambda x, w, *more, real=F.conv2d: sizes.append(tuple(w.shape[2:])) or real(x, w, *more))
+    for side in (2, 2, 6, 2, 2, 1, 2):
+        sizes.clear()
+        logits = network.forward(model, rng.normal(rng.key(side), (5, 2, side, side)), train=True).logits
+        found = *sizes, logits, *torch.autograd.grad(logits.square().sum(), [*model["params"].values()])
+        for a, b in zip(found, seen.setdefault(side, found)):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, side
+    assert [seen[side][:2] for side in (1, 2, 6)] == [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((3, 3), (3, 3))]
+
+
 def test_gradients_of_gradients_of_cut_kernels() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -298,7 +298,7 @@ class Program:
             slot.put_off(lambda steps: _descent_cuda.rest(moves, slot.lr, decay, momentum, steps, slot.table))
         for move in moves:
             if move.narrow is not None:
-                self.network.keep(move.param, move.narrow)
+                self.network.keep(move.param, move.narrow, move.reach)
             else:
                 self.network.forget([move.param])
         optimiser.descend(step.own, step.own_grads, slot.lr)
