@@ -5,6 +5,7 @@ The kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -19,12 +20,13 @@ from consilience.core.client import LocalWork
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
-from consilience.core.part import Part
+from consilience.core.part import Part, Phase
 from consilience.core.policy import Policy
 from consilience.core.reach import Reach, Span
 from consilience.core.slot import Slot
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
+from consilience.parts.ditto import Ditto
 from consilience.parts.prox import Prox
 from consilience.testing import largest_difference, state_of, tiny_population
 from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
@@ -284,6 +286,48 @@ def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.
     assert calls["rest"] == 6
     unseen = trained(federation([]), True)
     assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+class OwnReader(Ditto):
+    """Looks at its personal model by its own name while that is in training."""
+
+    name = acts_on = "own"
+    least: ClassVar[list[float]] = []
+
+    def phases(self, phases, spec):                       # type: ignore[no-untyped-def]
+        return [Phase("own", phases[0].keys, model="own", epochs=2)]
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        self.least.append(v.personal["model"]["params"]["body.9.weight"][:, :, 0, 0].abs().sum().item())
+        return 0.0
+
+
+@pytest.mark.gpu
+def test_nobody_sees_a_personal_model_that_is_behind(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is out of reach shrinks by its decay in every step."""
+    monkeypatch.setattr(OwnReader, "least", [])
+    trained(federation([OwnReader()]), True)
+    assert len(OwnReader.least) == len(set(OwnReader.least)) == 6
+
+
+@pytest.mark.gpu
+def test_steps_that_are_put_off_hold_on_to_no_gradient(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    act = _descent_cuda.descend
+    monkeypatch.setattr(_descent_cuda, "descend", lambda moves, *how: held.extend(weakref.ref(m.grad) for m in moves) or act(moves, *how))
+    fed = federation([])
+    work = LocalWork(fed, 0, fed.client(0), [0], {})
+    slot = fed.make_slot(work)
+    work.load(slot)
+    (phase, sizes), = work.schedule
+    fed.program.begin(slot, phase)
+    with fed.program.recording(slot):
+        for size in sizes:
+            fed.program.step(slot, phase, size)
+            assert held
+            assert all(ref() is None for ref in held)
+    fed.program.step(slot, phase, sizes[0])
+    assert all(ref() is None for ref in held)
 
 
 class Zoom(Part):

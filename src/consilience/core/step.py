@@ -294,8 +294,9 @@ class Program:
         if not slot.hands_on:
             moves = [move._replace(narrow=None) for move in moves]
         _descent_cuda.descend(moves, slot.lr, decay, momentum, slot.table)
-        if any(move.reach is not None for move in moves):
-            slot.put_off(lambda steps: _descent_cuda.rest(moves, slot.lr, decay, momentum, steps, slot.table))
+        cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
+        if cut:
+            slot.put_off(lambda steps: _descent_cuda.rest(cut, slot.lr, decay, momentum, steps, slot.table))
         for move in moves:
             if move.narrow is not None:
                 self.network.keep(move.param, move.narrow, move.reach)
