@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from consilience import rng, tree
 from consilience.core import half
@@ -216,6 +217,33 @@ def test_what_a_layer_computes_does_not_depend_on_maps_before(monkeypatch: pytes
         for a, b in zip(found, seen.setdefault(side, found)):
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, side
     assert [seen[side][:2] for side in (1, 2, 6)] == [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((3, 3), (3, 3))]
+
+
+class Saving(nn.Module):
+    """Computes its maps again on the way back instead of keeping them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_maps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def test_cut_kernels_are_cut_where_maps_are_computed_again() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Saving()
+    found = []
+    for saving, start in ((Network(module, half=True), ""), (Network(copy.deepcopy(module.body), half=True), "body.")):
+        model = model_of(module)
+        if start:
+            model["params"] = {k.removeprefix(start): p for k, p in model["params"].items()}
+        for _ in range(2):
+            logits = saving.forward(model, rng.normal(rng.key(0), (5, 2, 2, 2)), train=True).logits
+            found.append(torch.autograd.grad(logits.square().sum(), [*model["params"].values()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0.02, atol=1e-3)
 
 
 def test_gradients_of_gradients_of_cut_kernels() -> None:

@@ -116,18 +116,22 @@ def narrowed(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: I
     return [next(copies) if t is None else t for t in out]
 
 
+def _autocast(input: Tensor) -> bool:
+    return torch.is_autocast_enabled(input.device.type)
+
+
 class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
     def take_ready(self, input: Tensor) -> dict[str, Any]:
-        """For the one call that may use them; nothing in a later one. On a map of another size than they are cut for only what is in
-        reach there: what a layer computes is not to depend on the maps it saw before.
+        """For the one call that may use them. In a later one, and on a map of another size than they are cut for, only what is in reach:
+        what a layer computes is not to depend on what it saw before, and checkpointed layers run again on the way back.
         """
         own = self.__dict__
         ready: dict[str, Any] | None = own.pop("_ready", None)
         if ready is None:
-            return {}
+            return {"reach": reach(self, *input.shape[-2:])} if isinstance(self, nn.Conv2d) and _autocast(input) else {}
         own["_runs"] = True
         if isinstance(self, nn.Conv2d):
             size = tuple(input.shape[-2:])
