@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -150,6 +151,23 @@ def test_what_does_not_fill_its_memory_is_left_to_others(monkeypatch: pytest.Mon
     assert not _descent_cuda.dense(torch.zeros(4, 8)[:, ::2])
     assert not _descent_cuda.dense(torch.zeros(9)[1:])
     assert not _descent_cuda.usable([torch.zeros(4)])                  # not on a GPU
+
+
+def test_a_recording_has_room_for_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rehearsed tables of 3 and 4 numbers, each from an even place on: room for 8. A recording that asks for more is refused."""
+    slot = Slot(torch.zeros(1), torch.zeros(1), 1)
+    slot.rehearse()
+    first, second = torch.arange(3), torch.arange(4)
+    assert torch.equal(slot.table(first), first)
+    slot.table(second)
+    slot.reserve(1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    slot.x = SimpleNamespace(is_cuda=True, device="cpu")               # type: ignore[assignment]
+    tables = [slot.table(first), slot.table(second)]
+    with pytest.raises(RuntimeError, match="larger tables"):
+        slot.table(torch.arange(1))
+    slot.fill_tables()
+    assert [t.tolist() for t in tables] == [[0, 1, 2], [0, 1, 2, 3]]
 
 
 # in whole runs

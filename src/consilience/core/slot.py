@@ -121,6 +121,8 @@ class Slot:
         if not (self.x.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._asked += room
             return host.pin_memory().to(self.x.device, non_blocking=True) if self.x.is_cuda else host
+        if len(self._rooms[-1]) < room:       # a kernel would read beyond its table; the engine takes this for steps it cannot record
+            raise RuntimeError("a recorded step asks for larger tables than the steps before the recording")
         table, self._rooms[-1] = self._rooms[-1][: len(host)], self._rooms[-1][room:]
         self._tables.append((table, host))
         return table
