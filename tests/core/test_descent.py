@@ -5,8 +5,10 @@ The kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,13 +21,14 @@ from consilience.core.client import LocalWork
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
-from consilience.core.part import Part
+from consilience.core.part import Part, Phase
 from consilience.core.policy import Policy
 from consilience.core.reach import Reach, Span
 from consilience.core.slot import Slot
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
 from consilience.parts import PARTS
+from consilience.parts.ditto import Ditto
 from consilience.parts.prox import Prox
 from consilience.testing import largest_difference, state_of, tiny_population, trial
 from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
@@ -151,6 +154,23 @@ def test_what_does_not_fill_its_memory_is_left_to_others(monkeypatch: pytest.Mon
     assert not _descent_cuda.usable([torch.zeros(4)])                  # not on a GPU
 
 
+def test_a_recording_has_room_for_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rehearsed tables of 3 and 4 numbers, each from an even place on: room for 8. A recording that asks for more is refused."""
+    slot = Slot(torch.zeros(1), torch.zeros(1), 1)
+    slot.rehearse()
+    first, second = torch.arange(3), torch.arange(4)
+    assert torch.equal(slot.table(first), first)
+    slot.table(second)
+    slot.reserve(1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    slot.x = SimpleNamespace(is_cuda=True, device="cpu")               # type: ignore[assignment]
+    tables = [slot.table(first), slot.table(second)]
+    with pytest.raises(RuntimeError, match="larger tables"):
+        slot.table(torch.arange(1))
+    slot.fill_tables()
+    assert [t.tolist() for t in tables] == [[0, 1, 2], [0, 1, 2, 3]]
+
+
 # in whole runs
 
 class Shrinking(nn.Module):
@@ -161,7 +181,7 @@ class Shrinking(nn.Module):
         layers: list[nn.Module] = []
         for inside, outside, stride in ((1, 4, 2), (4, 6, 2), (6, 8, 2), (8, 8, 1)):
             layers += [nn.Conv2d(inside, outside, 3, stride, 1, bias=outside == 6), nn.BatchNorm2d(outside), nn.ReLU()]
-        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,11 +211,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half, "SMALL", 0)
 
 
-def cutting_off(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: dict[int, Tensor], rounded: Any = half.narrowed) -> Any:
-    weights, reaches = list(weights), list(reaches)
+def cutting_off(weights: Iterable[Tensor], reaches: list[Reach | None], kept: list[Tensor | None], rounded: Any = half.narrowed) -> Any:
+    weights = list(weights)
     out = rounded(weights, reaches, kept)
-    for weight, part, narrow in zip(weights, reaches, out):
-        if id(weight) not in kept:
+    for weight, part, ready, narrow in zip(weights, reaches, kept, out):
+        if ready is None:
             piece = weight.detach() if part is None else part.of(weight.detach())
             narrow.copy_((piece.view(torch.int32) & -(1 << 16)).view(torch.float32))
     return out
@@ -285,6 +305,71 @@ def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.
     assert calls["rest"] == 6
     unseen = trained(federation([]), True)
     assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+class OwnReader(Ditto):
+    """Looks at its personal model by its own name while that is in training."""
+
+    name = acts_on = "own"
+    least: ClassVar[list[float]] = []
+
+    def phases(self, phases, spec):                       # type: ignore[no-untyped-def]
+        return [Phase("own", phases[0].keys, model="own", epochs=2)]
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        self.least.append(v.personal["model"]["params"]["body.9.weight"][:, :, 0, 0].abs().sum().item())
+        return 0.0
+
+
+@pytest.mark.gpu
+def test_nobody_sees_a_personal_model_that_is_behind(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is out of reach shrinks by its decay in every step."""
+    monkeypatch.setattr(OwnReader, "least", [])
+    trained(federation([OwnReader()]), True)
+    assert len(OwnReader.least) == len(set(OwnReader.least)) == 6
+
+
+@pytest.mark.gpu
+def test_steps_that_are_put_off_hold_on_to_no_gradient(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    act = _descent_cuda.descend
+    monkeypatch.setattr(_descent_cuda, "descend", lambda moves, *how: held.extend(weakref.ref(m.grad) for m in moves) or act(moves, *how))
+    fed = federation([])
+    work = LocalWork(fed, 0, fed.client(0), [0], {})
+    slot = fed.make_slot(work)
+    work.load(slot)
+    (phase, sizes), = work.schedule
+    fed.program.begin(slot, phase)
+    with fed.program.recording(slot):
+        for size in sizes:
+            fed.program.step(slot, phase, size)
+            assert held
+            assert all(ref() is None for ref in held)
+    fed.program.step(slot, phase, sizes[0])
+    assert all(ref() is None for ref in held)
+
+
+class Zoom(Part):
+    """Looks at the model on images of twice the size, and again on those of its own."""
+
+    name = "zoom"
+    seen: ClassVar[list[Tensor]] = []
+
+    def loss(self, v):                                    # type: ignore[no-untyped-def]
+        with torch.no_grad():
+            for x in (v.batch.x.repeat_interleave(2, 2).repeat_interleave(2, 3), v.batch.x):
+                self.seen.append(v.forward(v.model, x).logits)
+        return 0.0
+
+
+@pytest.mark.gpu
+def test_weights_are_kept_for_maps_of_their_size_alone(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for recorded in (False, True):
+        monkeypatch.setattr(Zoom, "seen", [])
+        trained(federation([Zoom()]), recorded)
+        looks.append(torch.stack(Zoom.seen))
+    torch.testing.assert_close(*looks, rtol=0.02, atol=0.02)
 
 
 class Decay(Part):

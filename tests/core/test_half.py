@@ -9,15 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from consilience import rng
+from consilience import rng, tree
 from consilience.core import half
 from consilience.core.layout import Layout
 from consilience.core.network import Network
-from consilience.core.part import Part
+from consilience.core.part import Part, Spec
 from consilience.core.step_view import StepView
 from consilience.models import make
 from consilience.testing import differences, run_tiny
+from consilience.tree import Tree
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +202,50 @@ def test_maps_of_another_size_have_the_whole_kernel() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
+def test_what_a_layer_computes_does_not_depend_on_maps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass of a process, and the first on another size, convolve by what all later ones do: rounding may depend on it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = small_maps()
+    network, model, seen = Network(module, half=True), model_of(module), {}
+    sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(F, "conv2d", lambda x, w, *more, real=F.conv2d: sizes.append(tuple(w.shape[2:])) or real(x, w, *more))
+    for side in (2, 2, 6, 2, 2, 1, 2):
+        sizes.clear()
+        logits = network.forward(model, rng.normal(rng.key(side), (5, 2, side, side)), train=True).logits
+        found = *sizes, logits, *torch.autograd.grad(logits.square().sum(), [*model["params"].values()])
+        for a, b in zip(found, seen.setdefault(side, found)):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, side
+    assert [seen[side][:2] for side in (1, 2, 6)] == [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((3, 3), (3, 3))]
+
+
+class Saving(nn.Module):
+    """Computes its maps again on the way back instead of keeping them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_maps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def test_cut_kernels_are_cut_where_maps_are_computed_again() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Saving()
+    found = []
+    for saving, start in ((Network(module, half=True), ""), (Network(copy.deepcopy(module.body), half=True), "body.")):
+        model = model_of(module)
+        if start:
+            model["params"] = {k.removeprefix(start): p for k, p in model["params"].items()}
+        for _ in range(2):
+            logits = saving.forward(model, rng.normal(rng.key(0), (5, 2, 2, 2)), train=True).logits
+            found.append(torch.autograd.grad(logits.square().sum(), [*model["params"].values()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0.02, atol=1e-3)
+
+
 def test_gradients_of_gradients_of_cut_kernels() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -290,3 +336,32 @@ def test_parts_get_maps_in_float32_unless_they_take_bfloat16() -> None:
     both = run_tiny([Looker(), Narrow()], precision="bfloat16")
     assert (Looker.seen, Narrow.seen) == ({torch.float32}, {torch.bfloat16})
     assert not differences(both, run_tiny(precision="bfloat16"))
+
+
+class Blend(Part):
+    """Trains its own model in the main loss: by itself, or half and half with the one in training."""
+
+    name = "blend"
+    portion = 0.5
+
+    def init_personal(self, spec: Spec) -> Tree:
+        return {"params": tree.clone(spec.model["params"])}
+
+    def main_loss(self, v: StepView) -> Tensor:
+        own = v.personal["params"]
+        params = own if self.portion == 1 else {k: self.portion * p + (1 - self.portion) * v.params[k] for k, p in own.items()}
+        seen = v.forward({"params": params, "buffers": v.model["buffers"]}, v.batch.x, train=True, label=self.name, learn=True)
+        return v.task_loss(seen.logits, v.batch.target)
+
+
+@pytest.mark.parametrize("portion", [1.0, 0.5])
+def test_a_parts_own_model_learns(portion: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only gradients of the weights in training are collected: those of others, and of what is mixed from them, are autograd's."""
+    monkeypatch.setattr(Blend, "portion", portion)
+    moved = []
+    for precision in ("float32", "bfloat16"):
+        fed = run_tiny([Blend()], precision=precision, momentum=0.0)
+        own = fed.client(0).tensors["personal"]["blend"]["params"]
+        moved.append(torch.cat([(p - fed.spec.model["params"][k]).flatten() for k, p in own.items()]))
+    torch.testing.assert_close(moved[1], moved[0], rtol=0.1, atol=0.1 * moved[0].abs().max().item())
+    assert moved[0].abs().max() > 1e-3

@@ -108,6 +108,19 @@ def test_data_that_are_divided_already_are_not_said_to_be_divided_otherwise(mine
     assert result.scored[-1]["validation"] is not None
 
 
+def test_patience_looks_at_validation_samples_that_the_data_bring_along(mine):
+    """Rows with published parts need no setting for them: patience was refused, though samples to be judged by were there."""
+    parts = torch.arange(80) // 4 % 4                        # of every client ten for training, five for validation, five for its test
+    published = replace(mine, roles=(parts - 1).clamp(min=0))
+    data = load(published, test="published")
+    assert len(data.table.val.rows) == 20
+    for given, settings in ((data, {}), (published, {"test": "published"})):
+        result = consilience.run("fedavg", given, rounds=2, batch=4, patience=1, **settings)
+        assert result.scored[-1]["validation"] is not None
+    with pytest.raises(ConfigError, match="needs validation samples"):
+        consilience.run("fedavg", load(mine), rounds=1, batch=4, patience=1)
+
+
 def test_data_that_are_divided_already_may_be_said_to_be_divided_as_they_are(mine):
     """However that is written: `load` writes every setting out."""
     same = {"transform": "standardise", "train_fraction": 0.9, "hold_out": ["1"], "clients": 4, "split": "by_group(group=client)"}

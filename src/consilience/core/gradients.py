@@ -23,8 +23,7 @@ class Gradients(NamedTuple):
         names = {id(params[k]): k for k in wide}
         narrow: dict[str, list[Arrived]] = {}
         for a in arrived:
-            if id(a.weight) in names:                     # else nobody asked for it
-                narrow.setdefault(names[id(a.weight)], []).append(a)
+            narrow.setdefault(names[id(a.weight)], []).append(a)
         return cls(wide, narrow)
 
     def in_float32(self, params: Flat) -> Flat:

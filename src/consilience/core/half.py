@@ -37,14 +37,15 @@ class Arrived(NamedTuple):
 
 
 class _Collector:
-    """Where gradients go that are not to be cast back; nowhere while `into` is None."""
+    """Gradients of the weights that are `wanted`, by id, go into a list and not to autograd."""
 
-    into: list[Arrived] | None = None
+    wanted: frozenset[int] = frozenset()
+    into: list[Arrived]
 
 
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, collector: _Collector, kept: dict[int, Tensor], reaches: list[Reach | None],
+    def forward(ctx: Any, collector: _Collector, reaches: list[Reach | None], kept: list[Tensor | None],
                 *weights: Tensor) -> tuple[Tensor, ...]:
         out = narrowed(weights, reaches, kept)
         ctx.mark_non_differentiable(*(t for t, needed in zip(out, ctx.needs_input_grad[3:]) if not needed))
@@ -55,16 +56,17 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        there = [Arrived(weight, narrow, g, part) for weight, narrow, g, part in zip(ctx.weights, ctx.cast, grads, ctx.reaches)
-                 if g is not None]
+        there = {i: Arrived(weight, narrow, g, part) for i, (weight, narrow, g, part)
+                 in enumerate(zip(ctx.weights, ctx.cast, grads, ctx.reaches)) if g is not None}
         if torch.is_grad_enabled():
-            wide = iter([_spread(a.weight, a.grad.float(), a.reach) for a in there])
-        elif ctx.collector.into is not None:
-            ctx.collector.into += there
-            return None, None, None, *(None for _ in grads)
+            wide = [_spread(a.weight, a.grad.float(), a.reach) for a in there.values()]
         else:
-            wide = iter(widened(there))
-        return None, None, None, *(None if g is None else next(wide) for g in grads)
+            wanted = [i for i, a in there.items() if id(a.weight) in ctx.collector.wanted]
+            if wanted:
+                ctx.collector.into += [there.pop(i) for i in wanted]
+            wide = widened([*there.values()])       # of weights that are mixed from others, say: autograd goes on from here
+        back = dict(zip(there, wide))
+        return None, None, None, *(back.get(i) for i in range(len(grads)))
 
 
 def _spread(weight: Tensor, grad: Tensor, part: Reach | None) -> Tensor:
@@ -97,12 +99,11 @@ def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return out
 
 
-def narrowed(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: dict[int, Tensor]) -> list[Tensor]:
+def narrowed(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: Iterable[Tensor | None]) -> list[Tensor]:
     """The weights in bfloat16, as far as they are in reach; those that were kept are there already."""
     out: list[Tensor | None] = []
     whole: list[Tensor] = []
-    for weight, part in zip(weights, reaches):
-        ready = kept.get(id(weight))
+    for weight, part, ready in zip(weights, reaches, kept):
         if ready is not None:
             out.append(ready.detach())
         elif part is None:
@@ -115,23 +116,29 @@ def narrowed(weights: Iterable[Tensor], reaches: Iterable[Reach | None], kept: d
     return [next(copies) if t is None else t for t in out]
 
 
+def _autocast(input: Tensor) -> bool:
+    return torch.is_autocast_enabled(input.device.type)
+
+
 class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
-    def take_ready(self, input: Tensor) -> dict[str, Any] | None:
-        """For the one call that may use them; None in a later one, and for a map of another size than the weights are cut for."""
-        ready: dict[str, Any] | None = self.__dict__.pop("_ready", None)
+    def take_ready(self, input: Tensor) -> dict[str, Any]:
+        """For the one call that may use them. In a later one, and on a map of another size than they are cut for, only what is in reach:
+        what a layer computes is not to depend on what it saw before, and checkpointed layers run again on the way back.
+        """
+        own = self.__dict__
+        ready: dict[str, Any] | None = own.pop("_ready", None)
         if ready is None:
-            return None
-        self.__dict__["_runs"] = True
-        if not isinstance(self, nn.Conv2d) or input.dim() != 4:
-            return ready
-        size = self.__dict__.get("_size")
-        if size != input.shape[2:]:
-            self.__dict__["_size"], self.__dict__["_reach"] = tuple(input.shape[2:]), reach(self, *input.shape[2:])
-            if ready.get("reach") is not None:
-                return None
+            return {"reach": reach(self, *input.shape[-2:])} if isinstance(self, nn.Conv2d) and _autocast(input) else {}
+        own["_runs"] = True
+        if isinstance(self, nn.Conv2d):
+            size = tuple(input.shape[-2:])
+            if own.get("_size") != size:
+                own["_size"], own["_reach"] = size, reach(self, *size)
+            if ready.get("reach") != own["_reach"]:
+                return {"reach": own["_reach"]}
         return ready
 
     def forward(self, input: Tensor, *args: Any, **settings: Any) -> Tensor:
@@ -140,11 +147,9 @@ class _Ready:
             with torch.autocast("cpu", enabled=False):
                 return super().forward(input.to(self.weight.dtype))  # type: ignore[misc]
         ready = self.take_ready(input)
-        if ready is None:
-            return super().forward(input, *args, **settings)  # type: ignore[misc]
         part = ready.pop("reach", None)
         if part is not None and isinstance(self, nn.Conv2d):
-            return F.conv2d(input, ready["weight"], ready.get("bias"), self.stride, part.padding, self.dilation, self.groups)
+            return _convolved(self, input, part, ready, ready.get("bias", self.bias))
         table = self.__dict__["_parameters"]
         kept = dict(table)
         table.update(ready)
@@ -157,13 +162,18 @@ class _Ready:
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
+def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Any], bias: Tensor | None) -> Tensor:
+    """By what is in reach of the kernel, cast or to be cast."""
+    weight = ready["weight"] if "weight" in ready else part.of(conv.weight)
+    return F.conv2d(input, weight, bias, conv.stride, part.padding, conv.dilation, conv.groups)
+
+
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
-    ready = (conv.take_ready(input) if isinstance(conv, _Ready) else None) or {}
-    weight, bias = (ready.get(leaf, getattr(conv, leaf)) for leaf in ("weight", "bias"))
-    part = ready.get("reach")
-    maps = (conv._conv_forward(input, weight, None) if part is None else
-            F.conv2d(input, weight, None, conv.stride, part.padding, conv.dilation, conv.groups))
+    ready = conv.take_ready(input) if isinstance(conv, _Ready) else {}
+    part, weight, bias = ready.get("reach"), ready.get("weight", conv.weight), ready.get("bias", conv.bias)
+    maps = conv._conv_forward(input, weight, None) if part is None else _convolved(conv, input, part, ready, None)
+    assert bias is not None
     return maps, bias.to(maps.dtype)
 
 
@@ -180,7 +190,8 @@ class Together:
                 layer.__class__ = READY[type(layer)]
         self._layers = [layer for layer in module.modules() if isinstance(layer, _Ready)]
         self._collector = _Collector()
-        self._kept: dict[int, Tensor] = {}          # id of a parameter -> itself in bfloat16, where a step has brought that up to date
+        # id of a parameter -> itself in bfloat16, where a step has brought that up to date, and what of it
+        self._kept: dict[int, tuple[Tensor, Reach | None]] = {}
 
     def __enter__(self) -> None:
         places: list[tuple[dict[str, Any], str]] = []
@@ -202,8 +213,9 @@ class Together:
                     reaches.append(part)
         if weights:
             learning = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
-            narrow = (_Cast.apply(self._collector, self._kept, reaches, *weights) if learning else
-                      narrowed(weights, reaches, self._kept))
+            known = [self._kept.get(id(w), (None, None)) for w in weights]
+            kept = [narrow if part == cut else None for (narrow, cut), part in zip(known, reaches)]
+            narrow = _Cast.apply(self._collector, reaches, kept, *weights) if learning else narrowed(weights, reaches, kept)
             for (ready, leaf), t in zip(places, narrow):
                 ready[leaf] = t
 
@@ -216,17 +228,17 @@ class Together:
             layer.__dict__.pop("_ready", None)
 
     @contextmanager
-    def collecting(self) -> Iterator[list[Arrived]]:
-        """Gradients of cast weights that arrive in the meantime are collected, and autograd has none of them."""
-        self._collector.into = []
+    def collecting(self, weights: Iterable[Tensor]) -> Iterator[list[Arrived]]:
+        """What arrives in the meantime for these weights, cast, is collected, and autograd has none of it."""
+        self._collector.wanted, self._collector.into = frozenset(map(id, weights)), []
         try:
             yield self._collector.into
         finally:
-            self._collector.into = None
+            self._collector.wanted, self._collector.into = frozenset(), []
 
-    def keep(self, weight: Tensor, narrow: Tensor) -> None:
-        """The next passes need not cast this weight: `narrow` is what they would get."""
-        self._kept[id(weight)] = narrow
+    def keep(self, weight: Tensor, narrow: Tensor, part: Reach | None) -> None:
+        """The next passes need not cast this weight, as far as it is in reach: `narrow` is what they would get."""
+        self._kept[id(weight)] = narrow, part
 
     def forget(self, weights: Iterable[Tensor] | None = None) -> None:
         """These weights, or all, are cast again in the next pass: they may have changed."""

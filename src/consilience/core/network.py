@@ -18,6 +18,7 @@ from .half import Arrived, Together
 from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
+from .reach import Reach
 from .stages import compute_together, in_turn
 
 NORMS = (nn.modules.batchnorm._NormBase,)
@@ -218,14 +219,14 @@ class Network:
             self._trace, self._keys["key"] = None, None
         return trace
 
-    def collecting(self) -> AbstractContextManager[list[Arrived]]:
-        """Gradients that arrive in bfloat16 in the meantime are collected as they come, in place of what autograd makes of them."""
-        return nullcontext([]) if self._weights is None else self._weights.collecting()
+    def collecting(self, weights: Iterable[Tensor]) -> AbstractContextManager[list[Arrived]]:
+        """Gradients of these weights that arrive in bfloat16 in the meantime are collected as they come; autograd has none of them."""
+        return nullcontext([]) if self._weights is None else self._weights.collecting(weights)
 
-    def keep(self, weight: Tensor, narrow: Tensor) -> None:
-        """`narrow` is the weight in bfloat16; passes take it until `forget`."""
+    def keep(self, weight: Tensor, narrow: Tensor, part: Reach | None) -> None:
+        """`narrow` is the weight in bfloat16, as far as it is in reach; passes take it until `forget`."""
         if self._weights is not None:
-            self._weights.keep(weight, narrow)
+            self._weights.keep(weight, narrow, part)
 
     def forget(self, weights: Iterable[Tensor] | None = None) -> None:
         """These weights, or all, may have changed since they were kept in bfloat16."""

@@ -20,6 +20,10 @@ _ROWS = ("index", "plan")       # one row per step: a client may have fewer step
 MAKES_ITS_OWN = "cpu"
 
 
+def _nothing(steps: int) -> None:
+    """No weight is behind."""
+
+
 class Slot:
     """The engine owns it: loading copies in, steps write in place, and what leaves is cloned."""
 
@@ -51,7 +55,8 @@ class Slot:
         self._asked = 0                       # numbers in tables since a rehearsal began
         self._rooms: list[Tensor] = []        # for tables of recorded steps; they live as long as these may
         self._tables: list[tuple[Tensor, Tensor]] = []        # still to be filled, and with what
-        self._behind, self._catch_up = 0, (lambda steps: None)        # steps that some weights have not made yet, and who makes them
+        self._behind = 0                      # steps that some weights have not made yet
+        self._catch_up: Callable[[int], None] = _nothing      # makes them
 
     def one_for(self, loss: Tensor) -> Tensor | None:
         """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
@@ -90,7 +95,7 @@ class Slot:
             self.settle()
             tree.copy_pairs((to, t) for to, t in tree.matched(fixed, self.scratch) if to is not t)
         finally:
-            self.scratch, self._own, self._behind = fixed, None, 0
+            self.scratch, self._own, self._behind, self._catch_up = fixed, None, 0, _nothing
 
     @property
     def hands_on(self) -> bool:
@@ -105,9 +110,10 @@ class Slot:
 
     def settle(self) -> None:
         """Make the steps that were put off. To be called before anybody looks at all weights."""
-        steps, self._behind = self._behind, 0
+        steps, catch_up = self._behind, self._catch_up
+        self._behind, self._catch_up = 0, _nothing
         if steps:
-            self._catch_up(steps)
+            catch_up(steps)
 
     def table(self, host: Tensor) -> Tensor:
         """Numbers on the device. While steps are recorded nothing can be copied from the host: `fill_tables` does that afterwards."""
@@ -115,6 +121,8 @@ class Slot:
         if not (self.x.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._asked += room
             return host.pin_memory().to(self.x.device, non_blocking=True) if self.x.is_cuda else host
+        if len(self._rooms[-1]) < room:       # a kernel would read beyond its table; the engine takes this for steps it cannot record
+            raise RuntimeError("a recorded step asks for larger tables than the steps before the recording")
         table, self._rooms[-1] = self._rooms[-1][: len(host)], self._rooms[-1][room:]
         self._tables.append((table, host))
         return table

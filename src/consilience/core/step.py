@@ -192,16 +192,15 @@ class Step:
         at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
-        n, leaves = len(self.phase.keys), at.model["params"]
-        with self.program.network.collecting() as arrived:
-            grads = torch.autograd.grad(loss, grad_outputs=self.slot.one_for(loss),
-                                        inputs=[leaves[k] for k in self.phase.keys] + own, allow_unused=True)
+        n, leaves = len(self.phase.keys), {k: at.model["params"][k] for k in self.phase.keys}
+        with self.program.network.collecting(leaves.values()) as arrived:
+            grads = torch.autograd.grad(loss, [*leaves.values(), *own], self.slot.one_for(loss), allow_unused=True)
         if main:
             self.result = loss.detach(), at.scratch
             for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, [torch.zeros_like(t) if g is None else g for t, g in zip(own, grads[n:])]
-        return Gradients.of(leaves, dict(zip(self.phase.keys, grads)), arrived)
+        return Gradients.of(leaves, dict(zip(leaves, grads)), arrived)
 
 
 class Program:
@@ -295,11 +294,12 @@ class Program:
         if not slot.hands_on:
             moves = [move._replace(narrow=None) for move in moves]
         _descent_cuda.descend(moves, slot.lr, decay, momentum, slot.table)
-        if any(move.reach is not None for move in moves):
-            slot.put_off(lambda steps: _descent_cuda.rest(moves, slot.lr, decay, momentum, steps, slot.table))
+        cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
+        if cut:
+            slot.put_off(lambda steps: _descent_cuda.rest(cut, slot.lr, decay, momentum, steps, slot.table))
         for move in moves:
             if move.narrow is not None:
-                self.network.keep(move.param, move.narrow)
+                self.network.keep(move.param, move.narrow, move.reach)
             else:
                 self.network.forget([move.param])
         optimiser.descend(step.own, step.own_grads, slot.lr)

@@ -41,7 +41,7 @@ class StepView:
         self._pass, self._part, self._label = pass_, part, label
         self._so_far: Trace | None = None             # in a tap
 
-    shared, kept, personal = _own("shared"), _own("kept"), _own("personal")
+    shared, kept = _own("shared"), _own("kept")
     received, previous = _slot("received"), _slot("previous")      # models, frozen for the round
     lr, round, first, client = _slot("lr"), _slot("round"), _slot("first"), _slot("client")      # 0-d tensors
 
@@ -50,6 +50,14 @@ class StepView:
         """The model in training, at this pass's point in parameter space."""
         self._pass.step.slot.settle()
         return self._pass.model
+
+    @property
+    def personal(self) -> Tree:
+        """The part's own tensors of the client; a model among them may be the one in training."""
+        step = self._pass.step
+        if step.phase.model != "model":
+            step.slot.settle()
+        return step.slot.personal.get(self._part.name, {})
 
     @property
     def params(self) -> Flat:

@@ -102,8 +102,6 @@ class RunConfig:
                      build(Policy, {k: v for k, v in values.items() if k in _POLICY}, "the run"),
                      flatten_settings(values.get("settings") or {}))
         config.stack().method()              # a wrong method or setting, or a refused combination, is said now
-        if config.run.patience and not config.run.validation and config.run.test != "published":
-            raise ConfigError("The 'patience' option of the run needs validation samples: set validation=0.1 or so.")
         if config.run.taps is not None and ":" not in (config.run.model or "").partition("(")[0]:
             raise ConfigError("The 'taps' option of the run names the points of a model of your own, as in --model package.module:factory; "
                               "ours know theirs.")

@@ -132,6 +132,8 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
     from .measure import check_criterion, check_measures  # measures read runs, and so import this module
     from .trackers import make_trackers
     data = data or load_data(config)
+    if config.run.patience and not len(data.table.val.rows):         # they may be the data's own, so no setting tells
+        raise ConfigError("The 'patience' option of the run needs validation samples: set validation=0.1 or so.")
     folder = RunFolder(out, again=again, spare=config.run.checkpoint_seconds) if out is not None else None
     if folder is not None:
         config = folder.keep_layout(config)
