@@ -9,11 +9,13 @@ import pytest
 import torch
 from core_parts import federation, seeded
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from consilience import rng
 from consilience.core.network import KeyedDropout, Network, staged
 from consilience.core.stages import Chain
 from consilience.parts.dann import Dann
+from consilience.parts.ntd import Ntd
 from consilience.testing import ReplayedSequential, differences, tiny_population
 
 
@@ -160,3 +162,29 @@ def test_a_dropout_layer_with_a_forward_of_its_own_keeps_it() -> None:
     chain[1].forward = lambda x: x + 1
     out = Network(chain).forward({"params": {}, "buffers": {}}, torch.ones(2, 1, 8, 8), train=True, key=lambda: rng.key(1)).logits
     assert torch.equal(out, torch.full((2, 64), 2.0))
+
+
+# ---- maps that are computed again ------------------------------------------------------------------------------------
+
+class Checkpointed(nn.Module):
+    """Its body runs again on the way back, so that maps need not be kept."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
+        self.head, self.again = nn.Linear(256, 3), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_layers_that_run_again_do_so_with_the_model_in_training(precision: str) -> None:
+    """A teacher's pass stands between a step's pass and its way back (FedNTD's is the received model). Bit for bit the same with and
+    without computing maps again; it used the teacher's weights."""
+    runs = []
+    for again in (False, True):
+        fed = federation(seeded(lambda again=again: Checkpointed(again)), Ntd(), precision=precision)
+        fed.round()
+        runs.append(fed)
+    assert not differences(*runs)

@@ -182,6 +182,10 @@ class Network:
         trace.after[point] = after
         return after.to(x.dtype)                    # a map goes on as it came: a sum with it is not to be float32
 
+    def hold(self, model: Model) -> None:
+        """Before the way back of a training pass: layers under torch.utils.checkpoint run again there, with what the module then holds."""
+        self._hold(model, True)
+
     def _hold(self, model: Model, train: bool) -> None:
         """Make the module's parameters and buffers be those of `model`."""
         if model is not self._model:

@@ -193,6 +193,7 @@ class Step:
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
         n, leaves = len(self.phase.keys), {k: at.model["params"][k] for k in self.phase.keys}
+        self.program.network.hold(at.model)           # whose maps may be computed again on the way back
         with self.program.network.collecting(leaves.values()) as arrived:
             grads = torch.autograd.grad(loss, [*leaves.values(), *own], self.slot.one_for(loss), allow_unused=True)
         if main:
