@@ -109,7 +109,9 @@ def test_measuring_does_not_change_the_run(call, folders):
 
 
 def test_formats_and_the_list(call, folders):
-    assert r"\toprule" in call(folders / "dbe", "memory", "--format", "latex").stdout
+    latex = call(folders / "dbe", "memory", "--format", "latex")
+    assert r"\toprule" in latex.stdout
+    assert "1 measures" not in latex.stderr
     assert call(folders / "dbe", "memory", "--format", "csv").stdout.startswith("measure,of what,value")
     assert json.loads(call(folders / "dbe", "memory", "--format", "json").stdout)[0]["name"] == "memory"
     listed = call("--list").stdout
