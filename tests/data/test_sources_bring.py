@@ -146,7 +146,12 @@ def test_a_folder_of_tables_has_a_client_for_every_file(tmp_path):
     (wards / "south.csv").write_text("age,dose,outcome\n30,0.5,ill\n41,1.5,\n")
     fails(f'table(path="{wards}", label=outcome)', "south.csv: row 2 has no label")
     (wards / "south.csv").write_text("age,weight,outcome\n30,0.5,ill\n41,1.5,well\n")
-    fails(f'table(path="{wards}", label=outcome)', "north.csv", "south.csv must have the same columns", "'dose', 'weight'")
+    fails(f'table(path="{wards}", label=outcome)', "north.csv", "south.csv must have the same columns", "'dose', 'weight'",
+          "drop=(dose, weight)")
+    data = make(f'table(path="{wards}", label=outcome, drop=(dose, weight))').read()          # each is in one file alone
+    assert data.feature_names == ("age",)
+    assert data.x.tolist() == [[50], [20], [33], [30], [41]]
+    fails(f'table(path="{wards}", label=outcome, drop=(dose, wait))', "has no column 'wait'")
     (wards / "north.pq").write_bytes(b"")
     fails(f'table(path="{wards}", label=outcome)', "two files of the client 'north'")
     (tmp_path / "empty").mkdir()
