@@ -14,6 +14,7 @@ from data_files import image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import consilience
 from consilience.data import from_arrays, load
 from consilience.data.dataset import in_columns
 from consilience.data.sources import make
@@ -325,3 +326,8 @@ def test_flamby_through_its_package(monkeypatch):
     assert data.x[data.clients[1].train].unique().tolist() == [1]
     fails("flamby(dataset=fed_other)", "cannot import flamby.datasets.fed_other")
     fails("flamby", "needs the name", error=ConfigError)
+
+
+def test_what_a_notebook_asks_for_first_is_at_the_top():
+    assert consilience.load is load
+    assert consilience.from_arrays is from_arrays
