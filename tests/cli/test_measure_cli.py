@@ -108,8 +108,16 @@ def test_measuring_does_not_change_the_run(call, folders):
     assert before == after
 
 
+def test_from_python_a_folder_and_one_name_will_do(folders):
+    entries = runs_measure.measure(folders / "dbe", "memory")
+    assert [*entries] == ["memory"]
+    assert entries["memory"]["result"] == runs_measure.measure(open_run(folders / "dbe"), ["memory"])["memory"]["result"]
+
+
 def test_formats_and_the_list(call, folders):
-    assert r"\toprule" in call(folders / "dbe", "memory", "--format", "latex").stdout
+    latex = call(folders / "dbe", "memory", "--format", "latex")
+    assert r"\toprule" in latex.stdout
+    assert "1 measures" not in latex.stderr
     assert call(folders / "dbe", "memory", "--format", "csv").stdout.startswith("measure,of what,value")
     assert json.loads(call(folders / "dbe", "memory", "--format", "json").stdout)[0]["name"] == "memory"
     listed = call("--list").stdout

@@ -14,6 +14,7 @@ from data_files import image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import consilience
 from consilience.data import from_arrays, load
 from consilience.data.dataset import in_columns
 from consilience.data.sources import make
@@ -146,7 +147,12 @@ def test_a_folder_of_tables_has_a_client_for_every_file(tmp_path):
     (wards / "south.csv").write_text("age,dose,outcome\n30,0.5,ill\n41,1.5,\n")
     fails(f'table(path="{wards}", label=outcome)', "south.csv: row 2 has no label")
     (wards / "south.csv").write_text("age,weight,outcome\n30,0.5,ill\n41,1.5,well\n")
-    fails(f'table(path="{wards}", label=outcome)', "north.csv", "south.csv must have the same columns", "'dose', 'weight'")
+    fails(f'table(path="{wards}", label=outcome)', "north.csv", "south.csv must have the same columns", "'dose', 'weight'",
+          "drop=(dose, weight)")
+    data = make(f'table(path="{wards}", label=outcome, drop=(dose, weight))').read()          # each is in one file alone
+    assert data.feature_names == ("age",)
+    assert data.x.tolist() == [[50], [20], [33], [30], [41]]
+    fails(f'table(path="{wards}", label=outcome, drop=(dose, wait))', "has no column 'wait'")
     (wards / "north.pq").write_bytes(b"")
     fails(f'table(path="{wards}", label=outcome)', "two files of the client 'north'")
     (tmp_path / "empty").mkdir()
@@ -320,3 +326,8 @@ def test_flamby_through_its_package(monkeypatch):
     assert data.x[data.clients[1].train].unique().tolist() == [1]
     fails("flamby(dataset=fed_other)", "cannot import flamby.datasets.fed_other")
     fails("flamby", "needs the name", error=ConfigError)
+
+
+def test_what_a_notebook_asks_for_first_is_at_the_top():
+    assert consilience.load is load
+    assert consilience.from_arrays is from_arrays

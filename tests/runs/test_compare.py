@@ -146,6 +146,12 @@ def test_a_difference_that_cannot_be_tested_has_a_dash_for_p_and_a_note(values: 
     assert any("leave nothing to measure a difference by" in note for note in table.notes) is (p == "–")
 
 
+def test_a_small_p_is_not_printed_as_nought_and_a_minus_is_one_in_latex() -> None:
+    table = made({"fedavg": [0.9, 0.8, 0.7], "x": [0.1, 0.0, -0.1 + 1e-6]}).table()
+    assert table.rows[1][-1] == "<0.001"
+    assert table.render("latex").splitlines()[5].endswith(r"& $-$0.800 [$-$0.800, $-$0.800] & $<$0.001 \\")
+
+
 def test_one_method_has_nothing_to_gain_from() -> None:
     alone = made({"fedavg": [0.6, 0.8]}).table()
     assert alone.header == ["method", "global", "personalised", "worst client"]
@@ -311,6 +317,11 @@ def test_the_command_takes_a_file_with_settings_of_single_methods(tmp_path: Path
     assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == document
     latex = CliRunner().invoke(app, [*call, "--format", "latex"])
     assert r"\toprule" in latex.stdout
+    both = json.loads(CliRunner().invoke(app, [*call, "--format", "json", "--per-client"]).stdout)
+    assert [row["client"] for row in both["clients"]] == [f"client{i}" for i in range(4)]
+    assert both["rows"] == document["rows"]
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == document | {"clients": both["clients"]}
+    assert "| client3 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
 # ---- from a script ---------------------------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ def test_a_result_shows_itself_in_a_line(tiny):
     result = consilience.run("local", **tiny)
     accuracy = result.records[-1]["personalised"]["accuracy"]
     assert repr(result) == f"<Result: local on {result.data['name']}, 3 rounds, personalised {accuracy:.3f}; all rounds done>"
+    result.records = [r for r in result.records if r["round"] == 1]
+    assert ", 1 round, " in repr(result)
 
 
 def test_progress_shows_rounds_scores_and_warnings_and_nothing_is_shown_unasked(tiny, capsys):

@@ -60,11 +60,19 @@ def test_lists_and_ranges_are_read() -> None:
     ("train_fraction=0.5,1", "changes what is measured"), ("hold_out=client0,client1", "changes what is measured"),
     ("eval_clients=1:4", "changes what is measured"), ("store=memory,disk", "does not change a run's scores"),
     ("engine=sequential,workers", "does not change a run's scores"),
+    ("criterion=f1,auroc", "changes what is measured"),
 ])
 def test_what_cannot_be_swept_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_axis(text, ENTRY, BASE)
     assert message in str(error.value)
+
+
+def test_a_known_setting_that_cannot_be_swept_is_not_taken_for_a_slip() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_axis("split=iid,dirichlet(alpha=1)", ENTRY, BASE)
+    assert "Did you mean" not in str(error.value)
+    assert "`consilience compare`" in str(error.value)
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,19 @@ def wards(tmp_path_factory):
     return at, [p["probabilities"] for p in said["predictions"]]
 
 
+def test_a_card_names_the_columns_of_a_table_and_what_is_done_to_them(wards):
+    at, expected = wards
+    card = export(at / "run", at / "model.safetensors")
+    assert card["input"]["columns"] == ["age", "dose", "days"]
+    assert not any("transform" in line for line in card["load"])
+    rows = torch.tensor([[3, 1, 0.5], [6, 0, 2], [1, 2, 1.5]])
+    model = load_exported(at / "model.safetensors")
+    said = torch.softmax(model(model.prepare(rows)), 1)
+    assert [list(p.values()) for p in expected] == pytest.approx(said.detach().numpy(), abs=1e-5)
+    consilience.run("fedavg", f'table(path="{at / "wards"}", label=outcome)', rounds=1, batch=4, transform="standardise", out=at / "scaled")
+    assert "load_exported('scaled.safetensors').prepare(x)" in export(at / "scaled", at / "scaled.safetensors")["load"][-1]
+
+
 @pytest.mark.parametrize("text", [
     "age,dose,days\n3,1,0.5\n6,0,2\n1,2,1.5\n",                          # no labels
     "days,age,dose\n0.5,3,1\n2,6,0\n1.5,1,2\n",                          # in another order

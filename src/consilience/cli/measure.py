@@ -54,7 +54,7 @@ def measure(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="T
         def tell(name: str, what: str, done: int, of: int) -> None:
             bar.update(task, description=name, completed=done, total=of, note=what)
         entries = measure_run(opened, names or [], options, reference=reference, tell=tell, keep=keep)
-        bar.update(task, description="measured", completed=1, total=1, note=f"{len(entries)} measures")
+        bar.update(task, description="measured", completed=1, total=1, note=f"{len(entries)} measure{'s' * (len(entries) != 1)}")
     if as_json:
         print_json(entries)
     else:

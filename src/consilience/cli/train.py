@@ -132,12 +132,14 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
     fixed = (base.policy.lr,) if "lr" in {*file, *typed, *given} else None
     comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),
                                  jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
-                                 learning_rates=fixed, save=out_ is not None, on=on)
+                                 learning_rates=fixed, save=out_ is not None, on=on, per_client=per_client)
     by_client = comparison.client_table() if per_client else None
     if by_client and not by_client.rows:
         warn(by_client.notes[0])
     if as_json:
-        print_json(comparison.document() | ({"clients": by_client.data} if by_client else {}))
+        print_json(comparison.document(per_client))
+    elif form == "json" and by_client:                      # two lists in a row would be no JSON
+        print_json({"rows": comparison.table().data, "clients": by_client.data})
     else:
         print_table(comparison.table(), form)
         if by_client and by_client.rows:

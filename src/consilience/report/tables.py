@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,8 @@ from ..errors import unknown
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
           "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "κ": r"$\kappa$",
-          "μ": r"$\mu$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "≥": r"$\geq$", "≤": r"$\leq$"}
+          "μ": r"$\mu$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "≥": r"$\geq$", "≤": r"$\leq$",
+          "<": "$<$", ">": "$>$"}
 
 
 @dataclass
@@ -49,7 +51,8 @@ class Table:
 
     def latex(self) -> str:
         """For the booktabs package."""
-        safe = lambda text: "".join(_LATEX.get(ch, ch) for ch in str(text))
+        minus = lambda text: re.sub(r"(?<![\w.)\]+-])-(?=\d)", "−", str(text))      # a hyphen would be printed short
+        safe = lambda text: "".join(_LATEX.get(ch, ch) for ch in minus(text))
         line = lambda cells: " & ".join(safe(c) for c in cells) + r" \\"
         body = [r"\begin{tabular}{l" + "r" * (len(self.header) - 1) + "}", r"\toprule", line(self.header), r"\midrule",
                 *(line(r) for r in self.rows), r"\bottomrule", r"\end{tabular}"]

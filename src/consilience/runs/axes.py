@@ -21,8 +21,8 @@ from .tune import Dimension, at
 
 # Settings that change the samples, the scoring or the luck: scores under different values of them do not say which is better.
 NOT_SWEPT = ("method", "settings", "data", "split", "clients", "shift", "train", "validation", "test", "pool", "split_file", "data_seed",
-             "train_fraction", "hold_out", "proxy", "taps", "eval_every", "eval_clients", "measure", "measure_every", "patience", "seed",
-             "eval_batch")
+             "train_fraction", "hold_out", "proxy", "taps", "eval_every", "eval_clients", "measure", "measure_every", "criterion",
+             "patience", "seed", "eval_batch")
 NO_CHANGE = ("engine", "device", *PLACES)             # where and how a run is made: its scores are the same
 FORM = "A sweep goes over name=value,value,… or name=low:high or name=low:high:log or name=low:high:step, as in prox.mu=0.001,0.01,0.1"
 
@@ -65,16 +65,21 @@ def parse_axis(text: str, entry: Entry, base: RunConfig) -> Axis:
             parse_stack(entry.method, {name: None})         # says which names the method has
         targets = targets_of(name, [p.name for p in stack.parts])
     elif name in (*NOT_SWEPT, *NO_CHANGE) or name not in RunConfig.names():
-        allowed = [n for n in RunConfig.names() if n not in (*NOT_SWEPT, *NO_CHANGE)]
-        why = "changes what is measured, so that scores would not compare" if name in NOT_SWEPT else \
-            "does not change a run's scores" if name in NO_CHANGE else "is no setting of a run"
-        raise ConfigError(f"A sweep cannot go over {name!r}: it {why}.{did_you_mean(name, allowed)}")
+        raise ConfigError(f"A sweep cannot go over {name!r}: {_why_not(name)}")
     else:
         targets = (name,)
     axis = _range(name, targets, right, entry, base) or Axis(name, targets, right, _list(name, right))
     for value in axis.values or (axis.low, axis.high):
         at(entry, [axis.dimension], {name: value}).config(base, base.policy.seed)
     return axis
+
+
+def _why_not(name: str) -> str:
+    if name in NOT_SWEPT:                                   # the name is right, so no other is meant
+        return "it changes what is measured, so that scores would not compare. Give one `consilience compare` or sweep for each value."
+    if name in NO_CHANGE:
+        return "it does not change a run's scores."
+    return f"it is no setting of a run.{did_you_mean(name, [n for n in RunConfig.names() if n not in (*NOT_SWEPT, *NO_CHANGE)])}"
 
 
 def _list(name: str, text: str) -> tuple[Any, ...]:

@@ -56,10 +56,11 @@ def compare_config(methods: Sequence[str], base: RunConfig, seeds: Sequence[int]
                    jobs: int | None = None, with_local: bool = True, again: bool = False,
                    overrides: Mapping[str, Mapping[str, Any]] | None = None, reference: str | None = None, score: str = "last",
                    tune: int | None = None, learning_rates: Sequence[float] | None = None, save: bool = False,
-                   watcher: Watcher | None = None, on: str = "here") -> Comparison:
+                   watcher: Watcher | None = None, on: str = "here", per_client: bool = False) -> Comparison:
     """A comparison of runs that a configuration describes but for their methods and seeds.
 
-    `save` writes comparison.json and comparison.md into `out`. `on` is "here", or "ray" for runs on a cluster.
+    `save` writes comparison.json and comparison.md into `out`, with a table of single clients where `per_client` is set.
+    `on` is "here", or "ray" for runs on a cluster.
     """
     check_score(score)
     watcher = watcher or Warner()
@@ -99,7 +100,7 @@ def compare_config(methods: Sequence[str], base: RunConfig, seeds: Sequence[int]
     folders = {key: Path(job.folder).name for key, job in work.items() if job.folder}
     comparison = Comparison([e.name for e in entries], seeds, documents, failures, reference, score, shared, folders, remarks, tuning)
     if save and out is not None:
-        comparison.save(out)
+        comparison.save(out, per_client)
     return comparison
 
 

@@ -70,6 +70,10 @@ def _cell(summary: Mapping[str, Any] | None) -> str:
     return "–" if summary is None else f"{summary['mean']:.3f}" + (f" ± {summary['std']:.3f}" if summary["std"] is not None else "")
 
 
+def _p(value: float | None) -> str:
+    return "–" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"       # no p is 0
+
+
 @dataclass
 class Comparison:
     """The runs by row and seed. A row lacks the seeds whose run failed."""
@@ -260,20 +264,22 @@ class Comparison:
                 cells += ["", ""]
             else:
                 interval = f" [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain["low"] is not None else ""
-                cells += [f"{gain['difference']:+.3f}{interval}", "–" if gain["p_value"] is None else f"{gain['p_value']:.3f}"]
+                cells += [f"{gain['difference']:+.3f}{interval}", _p(gain["p_value"])]
         return cells
 
-    def document(self) -> dict[str, Any]:
+    def document(self, per_client: bool = False) -> dict[str, Any]:
         """One JSON-able document, the same for equal comparisons."""
         what = "accuracies" if self.criterion == ACCURACY else self.criterion
         return {"methods": list(self.methods), "seeds": list(self.seeds), "reference": self.reference, "score": self.score,
                 "score_meaning": f"{what} {SCORES[self.score]}", "rows": self.rows(),
-                "tuning": self.tuning.document() if self.tuning else None, "remarks": list(self.remarks), "config": dict(self.config)}
+                "tuning": self.tuning.document() if self.tuning else None, "remarks": list(self.remarks), "config": dict(self.config),
+                **({"clients": self.client_table().data} if per_client else {})}
 
-    def markdown(self, title: str = "") -> str:
-        tables = [self.table(title), *([self.tuning.table()] if self.tuning else [])]
+    def markdown(self, title: str = "", per_client: bool = False) -> str:
+        clients = [t] if per_client and (t := self.client_table()).rows else []
+        tables = [self.table(title), *clients, *([self.tuning.table()] if self.tuning else [])]
         return "\n\n".join("\n\n".join([Table(t.header, t.rows, t.title).markdown(), *t.notes]) for t in tables) + "\n"
 
-    def save(self, out: str | Path) -> None:
-        write_json(Path(out) / "comparison.json", self.document())
-        write_bytes(Path(out) / "comparison.md", self.markdown().encode())
+    def save(self, out: str | Path, per_client: bool = False) -> None:
+        write_json(Path(out) / "comparison.json", self.document(per_client))
+        write_bytes(Path(out) / "comparison.md", self.markdown(per_client=per_client).encode())

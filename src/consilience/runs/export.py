@@ -31,7 +31,7 @@ from .files import read_json, read_tensors, write_bytes, write_json, write_tenso
 from .reload import OpenedRun
 from .run import build_model
 from .states import filled
-from .use import Served, ServedModule, fed_name, open_finished, personal_tensors, served, shared_tensors
+from .use import Served, ServedModule, column_names, fed_name, open_finished, personal_tensors, served, shared_tensors
 
 FORMAT = "consilience model 1"
 
@@ -62,7 +62,8 @@ def write_model(run: OpenedRun, model: Served, to: Path, *, which: str, onnx: st
         "format": FORMAT, "method": fed_name(run), "client": model.client, "which": which, "round": run.federation.round_number,
         "model": {"factory": text, "sample": list(sample), "classes": run.data.classes, "vocabulary": vocabulary,
                   "taps": run.config.run.taps, "layout": dataclasses.asdict(run.federation.spec.layout)},
-        "input": {"shape": list(run.data.x.shape[1:]), "type": str(run.data.x.dtype).removeprefix("torch.")},
+        "input": {"shape": list(run.data.x.shape[1:]), "type": str(run.data.x.dtype).removeprefix("torch."),
+                  **({"columns": list(columns)} if (columns := column_names(run)) else {})},
         "task": run.data.task, "class_names": run.about.get("class_names") or [], "transform": run.about.get("transform"),
         "state": {"file": to.name, "strict": not replaced, "replaced_by_the_method": replaced, "left_out": left_out},
         **{kind: {"file": to.with_suffix(f".{kind}.safetensors").name, "tensors": {k: list(t.shape) for k, t in tensors.items()}}
@@ -107,9 +108,11 @@ def _how_to_load(card: dict[str, Any], to: Path) -> list[str]:
                 "logits = model(model.prepare(x))      # x: raw samples"]
     m = card["model"]
     more = "".join(f", {k}={m[k]!r}" for k in ("vocabulary", "taps") if m[k] is not None)
+    raw = [] if card["transform"] in (None, "none") else \
+        [f"# it takes transformed samples; consilience.runs.export.load_exported({to.name!r}).prepare(x) transforms raw ones"]
     return ["from safetensors.torch import load_file", "from consilience import rng", "from consilience.models import make",
             f"module = make({m['factory']!r}, sample={tuple(m['sample'])!r}, classes={m['classes']}, key=rng.key(0){more}).module.eval()",
-            f"module.load_state_dict(load_file({to.name!r}), strict=True)"]
+            f"module.load_state_dict(load_file({to.name!r}), strict=True)", *raw]
 
 
 def load_exported(path: str | Path) -> ServedModule:

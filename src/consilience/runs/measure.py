@@ -19,7 +19,7 @@ from ..metrics.subject import HELD_OUT, Halfway, OutOfTime, Reference, Subject
 from ..report.tables import Table
 from .files import read_json, write_json
 from .folder import read_records
-from .reload import OpenedRun, read_run_config
+from .reload import OpenedRun, open_run, read_run_config
 from .scoring import drawn_words, only, scored_clients
 
 FILE = "measures.json"
@@ -36,11 +36,11 @@ def read_reference(path: str | Path) -> Reference:
     return Reference(config.stack().canonical, config.policy.seed, about["hash"], read_records(path / "records.jsonl"))
 
 
-def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any] | None = None, *,
+def measure(run: OpenedRun | str | Path, names: str | Sequence[str] = (), options: Mapping[str, Any] | None = None, *,
             reference: Reference | str | Path | None = None, tell: Tell = lambda name, what, done, of: None,
             keep: Callable[[Path, Mapping[str, Any]], None] | None = None, until: float | None = None,
             halfway: Halfway | None = None) -> dict[str, Any]:
-    """Measure what a run's folder holds.
+    """Measure what a run's folder holds: `run` is the folder, or the run that `open_run` opened. `names` is one name or several.
 
     Returns {name: {"round", "settings", "result", "measured"}}, JSON-able, and adds each entry to the folder's measures.json as
     soon as it is there (`keep` may do something else with it). Names may carry options, as in mdl(steps=500). Without names
@@ -50,6 +50,8 @@ def measure(run: OpenedRun, names: Sequence[str] = (), options: Mapping[str, Any
     At the time `until` (of `time.time`) a measure under way is given up with OutOfTime; those before it are kept. `halfway` holds what a
     long one has found so far: with the same measure of the same run it goes on from there.
     """
+    run = run if isinstance(run, OpenedRun) else open_run(run)
+    names = [names] if isinstance(names, str) else names
     if reference is not None and not isinstance(reference, Reference):
         reference = read_reference(reference)
     chosen = scored_clients(run.federation, run.data, run.config.run.eval_clients)

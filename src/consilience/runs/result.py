@@ -47,7 +47,8 @@ class Result:
         said = [f"{by}{name} {value:.3f}" for name in ("global", "personalised")
                 if last and (value := criterion.model_score(last, name).get("value")) is not None]
         rounds = max((r["round"] for r in self.records), default=0)
-        return f"<Result: {self.method} on {self.data.get('name')}, {rounds} rounds{''.join(', ' + s for s in said)}; {self.stopped}>"
+        return (f"<Result: {self.method} on {self.data.get('name')}, {rounds} round{'s' * (rounds != 1)}"
+                f"{''.join(', ' + s for s in said)}; {self.stopped}>")
 
     @property
     def global_model(self) -> dict[str, Tensor]:

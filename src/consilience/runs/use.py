@@ -18,8 +18,9 @@ from ..core.federation import Federation
 from ..core.part import Model
 from ..data import sources
 from ..data.dataset import Dataset, in_columns
+from ..data.sources.table import Table
 from ..data.text import UNKNOWN, TextDataset, training_vocabulary
-from ..errors import ConfigError, DataError, some, unknown
+from ..errors import ConfigError, ConsilienceError, DataError, some, unknown
 from ..metrics.criterion import validation_score
 from .files import read_tensors
 from .folder import safe_name
@@ -137,8 +138,20 @@ def samples_for(run: OpenedRun, source: str, data_dir: str | None = None, labell
 
 def _in_columns(run: OpenedRun, dataset: Dataset, source: str) -> Dataset:
     """The columns that the run was trained on."""
-    wanted = sources.make(run.config.run.data).read(run.config.run.data_dir).feature_names if dataset.feature_names else ()
+    wanted = _read_columns(run) if dataset.feature_names else ()
     return in_columns(dataset, wanted, f"Samples of {source!r}", "the run was trained on")
+
+
+def _read_columns(run: OpenedRun) -> tuple[str, ...]:
+    return sources.make(run.config.run.data).read(run.config.run.data_dir).feature_names
+
+
+def column_names(run: OpenedRun) -> tuple[str, ...]:
+    """What the numbers of a sample mean, where the run was trained on a table."""
+    try:
+        return _read_columns(run) if isinstance(sources.make(run.config.run.data), Table) else ()
+    except ConsilienceError:                # samples that were handed over in memory have no source
+        return ()
 
 
 def _kind(x: Tensor) -> str:

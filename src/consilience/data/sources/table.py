@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ class Table(Source):
         files = _files(path)
         tables = [_parquet(file) if file.suffix.lower() in _PARQUET else _csv(file, self.separator) for file in files]
         labelled = must_be_labelled or self.label != _LABEL or _LABEL in tables[0]          # a label that is named must be there
+        dropped = {c for c in self.drop if any(c in columns for columns in tables)}         # some sites' column alone, it may be
         for file, columns in zip(files, tables):
-            self._check(file, columns, labelled)
-            if odd := sorted(columns.keys() ^ tables[0].keys()):
+            self._check(file, columns.keys() | dropped, columns, labelled)
+            if odd := sorted((columns.keys() ^ tables[0].keys()) - dropped):
+                drop = repr(odd[0]) if len(odd) == 1 else f"({', '.join(odd)})"
                 raise DataError(f"The tables {files[0]} and {file} must have the same columns, and only one of them has "
-                                f"{', '.join(map(repr, odd))}. Rename or delete it.")
+                                f"{', '.join(map(repr, odd))}. Rename it where it has another name, or leave it out with drop={drop}.")
         features = [c for c in tables[0] if c not in {self.label, self.client, *self.drop}]
         if not features:
             raise DataError(f"The table {files[0]} has no column left to be a feature.")
@@ -99,9 +102,10 @@ class Table(Source):
                             "any row.")
         return np.stack(parts, 1), names
 
-    def _check(self, file: Path, columns: dict[str, Any], labelled: bool) -> None:
+    def _check(self, file: Path, names: Collection[str], columns: dict[str, Any], labelled: bool) -> None:
+        """`names` are the columns that may be asked for: the file's own, and what is dropped of other files."""
         for wanted in (*([self.label] if labelled else []), *([self.client] if self.client else []), *self.drop, *self.categories):
-            if wanted not in columns:
+            if wanted not in (names if wanted in self.drop else columns):
                 hint = (f" Say which column holds the class, as in label=outcome. There are: {some(list(columns))}."
                         if wanted == self.label == _LABEL else did_you_mean(wanted, columns))
                 raise DataError(f"The table {file} has no column {wanted!r}.{_separated(columns) or hint}")
