@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import balanced_accuracy_score
 
 import consilience
 from consilience.errors import ConfigError, DataError
@@ -161,3 +162,19 @@ def test_refusals(trained, tmp_path):
     np.savez(tmp_path / "more.npz", x=np.zeros((40, 6), np.float32), y=np.arange(40) % 5)
     with pytest.raises(DataError, match="classes that the run does not know: 3, 4"):
         onboard(at, f"arrays(path='{tmp_path / 'more.npz'}')")
+
+
+def test_a_run_s_criterion_scores_the_new_client_too(trained, tiny, tmp_path):
+    """Balanced accuracy is the mean of the classes' recalls, here by scikit-learn on the rows held out; accuracy stands beside it."""
+    consilience.run("fedavg", out=tmp_path / "run", criterion="balanced_accuracy", **tiny)
+    done = onboard(tmp_path / "run", SOURCE, epochs=1)
+    assert done.report["criterion"] == "balanced_accuracy"
+    fed = done.model.federation
+    held = [i for i in range(160) if i not in set(fed.samples.rows[4].train.tolist())]
+    x, y = fed.samples.inputs(torch.tensor(held))
+    wanted = balanced_accuracy_score(y, done.model.logits(x).argmax(1))
+    assert done.report["after"]["criterion"] == pytest.approx(wanted)
+    assert done.report["after"]["accuracy"] != pytest.approx(wanted)
+    plain = onboard(trained("fedavg"), SOURCE, epochs=1).report
+    assert plain["criterion"] == "accuracy"
+    assert "criterion" not in plain["after"]

@@ -74,8 +74,10 @@ def onboard(folder: Folder, data: Samples,
                   markup=False)
     trained = f"Trained {epochs} epoch{'s' if epochs != 1 else ''}"
     console.print(f"Starts from: {r['start']}.\n{trained} at {r['lr']:g}: {r['rule']}.", markup=False)
-    for label, scores in (("before", r["before"]), ("after", r["after"])):
-        console.print(f"accuracy {label:6}  {_three(scores)}")
+    for key, name in (("accuracy", "accuracy"), ("criterion", r["criterion"])):
+        for moment in ("before", "after"):
+            if key == "accuracy" or key in (r[moment] or {}):
+                console.print(f"{name} {moment:6}  {_three(r[moment], key)}", markup=False)
     console.print(_wrote(to, card), markup=False)
 
 
@@ -83,8 +85,8 @@ def _wrote(to: Path, card: dict[str, Any]) -> str:
     return f"wrote {to} and {to.with_suffix('.json').name}" + "".join(f", {card[k]['file']}" for k in ("personal", "shared") if card[k])
 
 
-def _three(scores: dict[str, Any] | None) -> str:
-    return "–" if scores is None else f"{scores['accuracy']:.3f}"
+def _three(scores: dict[str, Any] | None, key: str) -> str:
+    return "–" if scores is None or scores[key] is None else f"{scores[key]:.3f}"
 
 
 def _text(path: Path | None) -> str | None:

@@ -20,6 +20,9 @@ from ..data.load import cut
 from ..engines import Sequential
 from ..errors import ConfigError, DataError
 from ..metrics.accuracy import per_sample
+from ..metrics.gather import Answers
+from ..metrics.measures.scores import Answered, class_names
+from ..metrics.registry import make_measures
 from .export import write_model
 from .reload import OpenedRun
 from .run import build_model
@@ -61,7 +64,8 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
     after, rule = _train(fed, number, state, start, epochs)
     report = {"method": fed_name(run), "which": which, "round": run.federation.round_number, "source": source, "epochs": epochs,
               "lr": fed.policy.lr, "samples": {"train": len(mine), "held_out": len(held)}, "start": said, "rule": rule,
-              "before": _score(before, held), "after": _score(after, held), "measured": {"folder": str(path)}}
+              **{moment: _score(run, model, held) for moment, model in (("before", before), ("after", after))},
+              "criterion": run.config.run.criterion, "measured": {"folder": str(path)}}
     return Onboarded(run, after, report)
 
 
@@ -167,15 +171,20 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
 
 
 @torch.no_grad()
-def _score(model: Served, rows: Tensor) -> dict[str, float] | None:
-    """Means over the rows held out; None when there are none."""
+def _score(run: OpenedRun, model: Served, rows: Tensor) -> dict[str, float | None] | None:
+    """Means over the rows held out, and the run's criterion of all of them; None when there are none."""
     if not len(rows):
         return None
     fed = model.federation
+    answers = [(model.logits(x), y) for x, y in fed.samples.batches(rows)]
     sums: dict[str, float] = {}
-    for x, y in fed.samples.batches(rows):
-        for measure, values in per_sample(fed.population.task, model.logits(x), y).items():
+    for logits, y in answers:
+        for measure, values in per_sample(fed.population.task, logits, y).items():
             sums[measure] = sums.get(measure, 0.0) + float(values.double().sum())
-    return {measure: total / len(rows) for measure, total in sums.items()}
-
-
+    (judge,) = make_measures([run.config.run.criterion])
+    judged: dict[str, float | None] = {}
+    if isinstance(judge, Answered):
+        logits, y = (torch.cat(of).cpu() for of in zip(*answers))
+        value, _ = judge.scorer(class_names(run.data))
+        judged["criterion"] = value(Answers(logits, logits, y, torch.zeros_like(y)))
+    return {**{measure: total / len(rows) for measure, total in sums.items()}, **judged}
