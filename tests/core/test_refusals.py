@@ -252,3 +252,42 @@ def test_a_slip_in_the_name_of_an_unused_hook():
         unused = frozenset({"los"})
     with pytest.raises(ConfigError, match=r"calls 'los' unused, which is no hook\. Did you mean 'loss' or"):
         Method([Slip()])
+
+
+class Forgetful(Part):
+    """Declares one thing and returns another."""
+
+    name = "forgetful"
+    given: dict[str, Tensor] = {}
+
+    def init_kept(self, spec):
+        return {"sum": torch.zeros(3), "count": torch.zeros(())}
+
+    def finish(self, c):
+        return self.given, {}
+
+
+class Wandering(Part):
+    name = "wandering"
+
+    def init_scratch(self, c):
+        return {"last": torch.zeros(3)}
+
+    def track(self, v):
+        return {"lost": torch.zeros(3)}
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"sum": torch.zeros(3)}, "'count' is missing"),
+    ({"sum": torch.zeros(4), "count": torch.zeros(())}, r"'sum' has the shape \(4,\), not \(3,\)"),
+    ({"sum": torch.zeros(3), "count": torch.zeros(()), "more": {"x": torch.zeros(1)}}, "'more/x' is none of them"),
+])
+def test_what_a_client_keeps_is_what_was_declared(given, said, monkeypatch):
+    monkeypatch.setattr(Forgetful, "given", given)
+    with pytest.raises(ConfigError, match=f"'finish' of part 'forgetful' must return the tensors that 'init_kept' declares: {said}"):
+        tiny_federation([Forgetful()]).round()
+
+
+def test_what_a_step_tracks_is_what_was_declared():
+    with pytest.raises(ConfigError, match=r"'track' of part 'wandering' .* declares: 'last' is missing; 'lost' is none of them"):
+        tiny_federation([Wandering()]).round()

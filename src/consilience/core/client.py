@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..tree import Tree
+from .declared import check_form
 from .network import Trace
 from .part import Model, Part, Phase
 from .samples import Schedule
@@ -167,6 +168,7 @@ class LocalWork:
                               steps=len(losses), path=lengths, moves=moves, losses=losses)
             new, uploads[part.name] = part.finish(view)
             if new:
+                check_form(part.name, "finish", new, kept.get(part.name, {}), "init_kept")
                 kept[part.name] = new
         model: Model = slot.model
         if fed.method.using("release"):

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..tree import Flat, Tree
 from . import _descent_cuda, optimiser
 from ._record_cuda import record
-from .declared import own_tensors
+from .declared import check_form, own_tensors
 from .gradients import Gradients
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
@@ -264,7 +264,9 @@ class Program:
                         step.corrected.append(part.name)
                 self._update(step, g)
             loss, scratch = step.result
-            for name, new in ({p.name: scratch[p.name] for p in step.hooks["track"]} | noted).items():
+            tracked = {p.name: ("track", scratch[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
+            for name, (hook, new) in tracked.items():
+                check_form(name, hook, new, slot.scratch.get(name, {}), "init_scratch")
                 slot.track(name, new)
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
