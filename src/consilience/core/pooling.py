@@ -1,4 +1,4 @@
-"""Max-pooling at the speed of the memory. The same numbers as PyTorch's, forward and backward, bit for bit."""
+"""Max-pooling at the speed of the memory. The same numbers as PyTorch's; on CPUs backward too, bit for bit."""
 
 from __future__ import annotations
 
