@@ -179,6 +179,8 @@ MUTATIONS = (
              "core/test_half.py::test_maps_of_another_size_have_the_whole_kernel"),
     Mutation("a cut kernel's gradient is lost", "core/half.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
              "core/test_half.py::test_kernels_larger_than_their_maps_are_cut"),
+    Mutation("a folded kernel that begins in the midst of a square", "core/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
+             "core/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
     # order and draws
     Mutation("parts are not sorted", "core/method.py", "tuple(sorted(parts, key=lambda p: (p.rank, p.name)))", "tuple(parts)",
              PAIRS, "larger_stacks"),

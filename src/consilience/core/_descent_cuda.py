@@ -74,19 +74,23 @@ if triton is not None:
 
     @triton.jit
     def _step(row, j, at, here, lr, decay, momentum, MOMENTUM: tl.constexpr):
-        """Numbers j of the gradient move numbers `at` of the parameter."""
-        where = _floats(row, 0) + at
+        """Numbers j of the gradient move numbers `at` of the parameter. All is asked for before anything is waited for: the gradient last,
+        which a program looks at as soon as it has it, to widen it.
+        """
+        where, pace = _floats(row, 0) + at, -tl.load(lr)
+        p = tl.load(where, mask=here, other=0.0)
+        if MOMENTUM:
+            moving = _floats(row, 1) + at
+            m = tl.load(moving, mask=here, other=0.0)
         if tl.load(row + 5) > 0:
             g = tl.load(_halves(row, 2) + j, mask=here, other=0.0).to(tl.float32)
         else:
             g = tl.load(_floats(row, 2) + j, mask=here, other=0.0)
-        p = tl.load(where, mask=here, other=0.0)
         g = tl.fma(p, decay, g)
         if MOMENTUM:
-            moving = _floats(row, 1) + at
-            g = tl.fma(tl.load(moving, mask=here, other=0.0), momentum, g)
+            g = tl.fma(m, momentum, g)
             tl.store(moving, g, mask=here)
-        p = tl.fma(g, -tl.load(lr), p)
+        p = tl.fma(g, pace, p)
         tl.store(where, p, mask=here)
         if tl.load(row + 3) != 0:
             tl.store(_halves(row, 3) + j, p.to(tl.bfloat16), mask=here)
