@@ -181,6 +181,14 @@ MUTATIONS = (
              "core/test_half.py::test_kernels_larger_than_their_maps_are_cut"),
     Mutation("a folded kernel that begins in the midst of a square", "core/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
              "core/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
+    # frozen models are asked once a round
+    Mutation("answers of the first step's samples in every step", "core/step.py",
+             "slot.places.index_select(0, slot.counter)[0]", "slot.places[0]",
+             "core/test_recall.py::test_every_answer_is_what_a_pass_over_the_batch_shows"),
+    Mutation("rows of a whole batch for a piece of it", "core/step.py", "if name is None or x is not self.drawn:", "if name is None:",
+             "core/test_recall.py::test_pieces_of_a_batch_are_asked_for_themselves"),
+    Mutation("augmented samples are taken for the drawn ones", "core/recall.py", "changes = fed.program.random_transform or ", "changes = ",
+             "core/test_recall.py::test_elsewhere_models_are_asked_in_every_step"),
     # order and draws
     Mutation("parts are not sorted", "core/method.py", "tuple(sorted(parts, key=lambda p: (p.rank, p.name)))", "tuple(parts)",
              PAIRS, "larger_stacks"),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from consilience import rng, tree
+from consilience.core import federation
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
@@ -75,11 +76,17 @@ def test_only_the_main_pass_writes_buffers() -> None:
 
 # ---- equal forwards are computed once ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("names", "passes"), [
-    ((), 1), (("moon",), 3), (("drift",), 3), (("moon", "drift", "ntd", "constraint"), 3),        # main, received, previous
-    (("debias",), 2),                       # main, and one over the pseudo-data for max and min step; z_g is cached for the round
-    (("sam",), 2), (("sam", "moon"), 4)])   # two main passes; frozen models' passes are shared by both
-def test_forwards_of_a_step(names: tuple[str, ...], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("names", "passes", "recalling"), [
+    ((), 1, 1), (("moon",), 3, 1), (("drift",), 3, 1), (("moon", "drift", "ntd", "constraint"), 3, 1),        # main, received, previous
+    (("debias",), 2, 2),                    # main, and one over the pseudo-data for max and min step; z_g is cached for the round
+    (("sam",), 2, 2), (("sam", "moon"), 4, 2)])   # two main passes; frozen models' passes are shared by both
+@pytest.mark.parametrize("recalls", [False, True])
+def test_forwards_of_a_step(names: tuple[str, ...], passes: int, recalling: int, recalls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps, frozen models are asked only where samples may change from step to step; else when the client begins its round."""
+    if recalls:
+        passes = recalling
+    else:
+        monkeypatch.setattr(federation, "recalled_models", lambda fed: ())
     count: Counter[str] = Counter()
     real, step = Network.forward, Sequential.steps
 

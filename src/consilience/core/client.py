@@ -15,6 +15,7 @@ from ..tree import Tree
 from .declared import check_form
 from .network import Trace
 from .part import Model, Part, Phase
+from .recall import answers
 from .samples import Schedule
 from .slot import Slot
 
@@ -140,7 +141,7 @@ class LocalWork:
 
     def load(self, slot: Slot) -> None:
         fed = self.fed
-        index = fed.samples.order(self.number, fed.round_number, self.schedule)      # here, for it may run in another process
+        places = fed.samples.places(self.number, fed.round_number, self.schedule)    # here, for it may run in another process
         received: Model = fed.received(self.state, copied=False)            # the slot copies it
         scratch: Tree = {}
         for part in fed.method.using("receive"):
@@ -152,8 +153,10 @@ class LocalWork:
         homes = self.state.tensors
         slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,
-                  index=index, plan=fed.plans(self.number, self.schedule, self.kind),
+                  index=fed.samples.rows_at(self.number, places), plan=fed.plans(self.number, self.schedule, self.kind),
                   **fed.scalars(self.number, self.state, self.kind))
+        if fed.recalled:
+            slot.load(places=places, answers=answers(fed, self.number, {name: getattr(slot, name) for name in fed.recalled}))
 
     def finish(self, slot: Slot) -> Outcome:
         fed, homes = self.fed, self.state.tensors

@@ -24,6 +24,7 @@ from .network import Trace
 from .part import Model, Part
 from .policy import Policy
 from .population import Population
+from .recall import most_samples, recalled_models
 from .round import play, prepare
 from .samples import Samples, Schedule
 from .server import ServerView, reduce_uploads
@@ -62,6 +63,7 @@ class Federation:
         if not self.samples.longest(self.phases):
             few, cure = self.samples.too_few
             raise DataError(f"Every client has fewer samples than {few}: the largest has {max(self.samples.rows.different_sizes)}. {cure}")
+        self.recalled = recalled_models(self)
         self.engine = engine(self.program, self.make_slot)
         self.round_number, self.last_exchange, self.clock = 0, 0, 0
         self.took_part: list[int] = []        # the clients whose training counted in the last round
@@ -144,7 +146,8 @@ class Federation:
 
     def make_slot(self, work: Work) -> Slot:
         """A slot with room for the longest schedule any client has for this kind of work."""
-        return Slot(self.samples.x, self.samples.y, self.samples.longest([p for p, _ in work.schedule]))
+        return Slot(self.samples.x, self.samples.y, self.samples.longest([p for p, _ in work.schedule]),
+                    most_samples(self.samples) if self.recalled else 0)
 
     @torch.no_grad()
     def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool) -> Trace:

@@ -64,3 +64,6 @@ class Glance:
 
     def planned(self, part: Part) -> Tree:
         return {}
+
+    def recalled(self, model: Model, x: Tensor) -> None:
+        """Nothing was asked before."""

@@ -93,6 +93,7 @@ class Part:
     rank: ClassVar[int] = 50              # order of every fold: lower first, then by name
     acts_on: ClassVar[str] = "model"      # the model whose phases call this part's step hooks
     previous: ClassVar[bool] = False      # asks for v.previous, the client's last trained model
+    teachers: ClassVar[tuple[str, ...]] = ()   # of "received" and "previous": what it asks for v.forward(…, v.batch.x) in every step
     reserve: ClassVar[float] = 0.0        # share of a client's training samples held back
     only_in_training: ClassVar[bool] = False   # its personal tensors act in training alone: nobody is served by a model of its own for them
     scored: ClassVar[str] = ""            # when a client's own model is scored, where it is not right after aggregation

@@ -126,14 +126,23 @@ class Samples:
             return (epoch * (policy.steps // len(epoch) + 1))[: policy.steps]
         return epoch * (policy.epochs if phase.epochs is None else phase.epochs)
 
+    def places(self, number: int, round_number: int, schedule: Schedule) -> Tensor:
+        """(steps, batch): the samples of every step, by their number among the client's own. What a smaller last batch leaves over is
+        padding, never read.
+        """
+        on_device = self.device.type == "cuda" and sum(len(sizes) for _, sizes in schedule) * self.policy.batch >= ON_DEVICE
+        device = self.device if on_device else torch.device("cpu")             # the same numbers, drawn and sorted there
+        orders = [_draw_order(self.size_of(number), sizes, self.policy, device,
+                              rng.key(self.policy.seed, "order", number, round_number, phase.name)) for phase, sizes in schedule]
+        return torch.cat(orders) if orders else torch.zeros((0, self.policy.batch), dtype=torch.int64)
+
+    def rows_at(self, number: int, places: Tensor) -> Tensor:
+        """The rows of those samples."""
+        return tree.to(self.rows[number].train, places.device)[places]
+
     def order(self, number: int, round_number: int, schedule: Schedule) -> Tensor:
-        """(steps, batch): the rows of samples of every step. What a smaller last batch leaves over is padding, never read."""
-        own = self.rows[number].train
-        if self.device.type == "cuda" and sum(len(sizes) for _, sizes in schedule) * self.policy.batch >= ON_DEVICE:
-            own = tree.to(own, self.device)                     # the same numbers, drawn and sorted there
-        orders = [_draw_order(own, sizes, self.policy, rng.key(self.policy.seed, "order", number, round_number, phase.name))
-                  for phase, sizes in schedule]
-        return torch.cat(orders) if orders else own.new_zeros((0, self.policy.batch))
+        """(steps, batch): the rows of the samples of every step."""
+        return self.rows_at(number, self.places(number, round_number, schedule))
 
 
 def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
@@ -145,17 +154,17 @@ def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
     return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
 
-def _draw_order(own: Tensor, sizes: list[int], policy: Policy, key: Tensor) -> Tensor:
+def _draw_order(samples: int, sizes: list[int], policy: Policy, device: torch.device, key: Tensor) -> Tensor:
     steps, batch = len(sizes), policy.batch
     if not steps:
-        return own.new_zeros((0, batch))
+        return torch.zeros((0, batch), dtype=torch.int64, device=device)
     if policy.sampling == "replacement":
-        return own[rng.integers(tree.to(key, own.device), max(len(own), 1), (steps, batch))]
-    full = len(own) // batch
+        return rng.integers(tree.to(key, device), max(samples, 1), (steps, batch))
+    full = samples // batch
     per_epoch = full + (1 if steps > full and sizes[full] < batch else 0)
     epochs = -(-steps // per_epoch)
-    orders = own[rng.shuffles(tree.to(rng.keys(key, each=range(epochs)), own.device), len(own))][:, : per_epoch * batch]
+    orders = rng.shuffles(tree.to(rng.keys(key, each=range(epochs)), device), samples)[:, : per_epoch * batch]
     missing = per_epoch * batch - orders.shape[1]
     if missing:
-        orders = torch.cat([orders, own[:1].expand(epochs, missing)], 1)
+        orders = torch.cat([orders, orders.new_zeros((epochs, missing))], 1)
     return orders.reshape(-1, batch)[:steps]

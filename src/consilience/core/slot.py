@@ -13,7 +13,8 @@ from .. import tree
 from ..tree import Tree
 from .part import Model, Phase
 
-_ROWS = ("index", "plan")       # one row per step: a client may have fewer steps than there is room for
+_STEPS = ("index", "plan", "places")      # one row per step: a client may have fewer steps than there is room for
+_SAMPLES = ("answers",)                     # one row per training sample, likewise
 
 # Where autograd makes the 1 that the way back starts from. A CPU has no launch to save, and for a 1 that is given PyTorch imports SymPy, a
 # quarter of a second in every process. Tests of what GPUs do put another name here.
@@ -35,7 +36,9 @@ class Slot:
     personal: Tree
     scratch: Tree
     optimiser: Tree
-    index: Tensor
+    index: Tensor                 # rows of each step's samples
+    places: Tensor                # the same samples by their number among the client's own, where `answers` are looked up
+    answers: Tree                 # what frozen models show of those, name by name (core/recall.py)
     plan: Tree
     lr: Tensor
     round: Tensor
@@ -43,8 +46,9 @@ class Slot:
     client: Tensor
     key: Tensor
 
-    def __init__(self, x: Tensor, y: Tensor, room: int) -> None:
-        self.x, self.y, self.room = x, y, max(room, 1)
+    def __init__(self, x: Tensor, y: Tensor, room: int, samples: int = 0) -> None:
+        """With room for so many steps, and for answers on so many samples."""
+        self.x, self.y, self.room, self.samples = x, y, max(room, 1), samples
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.losses = torch.zeros(self.room, device=x.device)
         self._one = torch.ones((), device=x.device)
@@ -73,10 +77,11 @@ class Slot:
         self.counter.zero_()
         pairs: list[tuple[Tensor, Tensor]] = []              # copied all at once
         for name, value in trees.items():
-            if name in _ROWS:
+            if name in (*_STEPS, *_SAMPLES):
+                room = self.room if name in _STEPS else self.samples
                 if not hasattr(self, name):
-                    setattr(self, name, tree.map(lambda t: t.new_zeros((self.room, *t.shape[1:])).to(self.x.device), value))
-                pairs += [(room[: len(rows)], rows) for room, rows in tree.matched(getattr(self, name), value)]
+                    setattr(self, name, tree.map(lambda t, room=room: t.new_zeros((room, *t.shape[1:])).to(self.x.device), value))
+                pairs += [(home[: len(rows)], rows) for home, rows in tree.matched(getattr(self, name), value)]
             elif not hasattr(self, name):
                 setattr(self, name, tree.map(lambda t: t.detach().to(self.x.device, copy=True), value))
             else:

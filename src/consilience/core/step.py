@@ -20,6 +20,7 @@ from .gradients import Gradients
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
 from .part import Batch, Model, Part, Phase, Spec
+from .recall import trace_of
 from .slot import Slot
 from .step_view import StepView
 from .task import Task
@@ -80,8 +81,9 @@ class Pass:
         memo = self.memo if mine else self.step.memo
         call = (id(model), id(x), train, taps, label, learning)
         if call not in memo:
+            trace = None if mine or train or taps else self.step.recalled(model, x)
             with torch.set_grad_enabled(learning):
-                trace = self.step.program.network.forward(model, x, train, self.tap(label, taps), key=self._dropout_key(label))
+                trace = trace or self.step.program.network.forward(model, x, train, self.tap(label, taps), key=self._dropout_key(label))
             memo[call] = trace, model, x          # model and x stay alive, so their ids stay theirs
         return memo[call][0]
 
@@ -149,6 +151,7 @@ class Step:
         self.model = slot.model_of(phase)
         x, y = self._picked(size)
         self.batch = Batch(x, y, y)
+        self.drawn = x                                # as it was before parts saw it
         self.first = Pass(self, self.model)
         for part, view in self.first.views("batch"):
             self.batch = part.batch(view)
@@ -168,6 +171,14 @@ class Step:
     @cached_property
     def key(self) -> Tensor:
         return rng.fold(self.slot.key, self.slot.counter[0])
+
+    def recalled(self, model: Model, x: Tensor) -> Trace | None:
+        """What a frozen model shows of the step's samples, where it was asked when the client began its round."""
+        slot = self.slot
+        name = next((n for n in getattr(slot, "answers", {}) if getattr(slot, n) is model), None)
+        if name is None or x is not self.drawn:
+            return None
+        return trace_of(slot.answers[name], slot.places.index_select(0, slot.counter)[0][: len(x)])
 
     def planned(self, part: Part) -> Tree:
         return tree.map(lambda t: t.index_select(0, self.slot.counter)[0], self.slot.plan.get(part.name, {}))

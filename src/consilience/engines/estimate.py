@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..core import recall
 from ..core.federation import Federation
 from ..core.store import MemoryStore, StoreFactory
 from ..errors import ConfigError
@@ -143,12 +144,13 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
     data = _in_memory(fed.population.x, fed.population.y)
     cohort = min(fed.policy.cohort_size(fed.size), fed.size)
     states, on_disk = states_bytes(fed, rounds), isinstance(fed.clients, DiskStore)
+    answers = 2 * recall.bytes_of(fed)         # and once more while they are put together
     memory = {"process": PROCESS, "data": data, "server": 4 * server, "round": cohort * 2 * (model + state),
-              "step": 8 * model + state}
+              "step": 8 * model + state + answers}
     if workers:
-        memory["workers"] = processes * (PROCESS + 12 * model + 6 * state) + data
+        memory["workers"] = processes * (PROCESS + 12 * model + 6 * state + answers) + data
     if twins and fed.device.type == "cpu":
-        memory["twins"] = twins * (12 * model + 2 * state)
+        memory["twins"] = twins * (12 * model + 2 * state + answers)
     if not on_disk:
         memory["states"] = states
     disk: dict[str, int] = {}

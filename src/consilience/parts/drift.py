@@ -33,7 +33,7 @@ class Drift(Part):
     margin_in_reg: bool = option(True, "the margin also acts in the auxiliary term (eq. 10)")
     drift_tau: float = option(1.0, "temperature of the softmax over the drift", above=0.0)
 
-    name, previous, needs_vectors = "drift", True, True
+    name, previous, teachers, needs_vectors = "drift", True, ("received", "previous"), True
     paper = "LfD (Kim et al.), eq. 3 and 8–10"
     helps = ("label skew",)
     departs = ("no code was released: the first participation, the margin inside the regulariser and the drift's temperature are "

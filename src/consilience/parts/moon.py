@@ -33,7 +33,7 @@ class Moon(Part):
                                 "model has a header", low=0)
     hidden: int = option(0, "width of the projection's hidden layer; 0: of the features, as MOON has it (FedBR, App. A: 256)", low=0)
 
-    name, previous, needs_vectors = "moon", True, True
+    name, previous, teachers, needs_vectors = "moon", True, ("received", "previous"), True
     paper = "MOON (Li et al., CVPR 2021), eq. 3"
     helps = ("label skew",)
     departs = ("never-sampled clients have no negative; the release uses a random network",)

@@ -24,8 +24,7 @@ class Ntd(Part):
     beta: float = option(1.0, "weight of the distillation", low=0.0, tune=(0.1, 0.3, 1.0, 3.0))
     tau: float = option(1.0, "temperature", above=0.0)
 
-    name = "ntd"
-    needs_vectors = True
+    name, teachers, needs_vectors = "ntd", ("received",), True
     paper = "FedNTD (Lee et al., NeurIPS 2022), eq. 5"
     helps = ("label skew",)
     neutral = {"beta": 0.0}

@@ -1,0 +1,188 @@
+"""Frozen models are asked once a round what they make of a client's samples, where the answer cannot change meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from consilience import tree
+from consilience.core import federation, recall
+from consilience.core.federation import Federation
+from consilience.core.layout import Layout
+from consilience.core.network import Trace
+from consilience.core.part import Batch, Model, Part
+from consilience.core.population import Population
+from consilience.core.recall import bytes_of, recalled_models
+from consilience.core.step import Step, StepView
+from consilience.engines.rehearse import work_of
+from consilience.errors import ConfigError
+from consilience.parts import parse_stack
+from consilience.testing import largest_difference, run_tiny, tiny_federation, tiny_population
+
+BOTH = ("received", "previous")
+
+
+def parts_of(stack: str) -> tuple[Part, ...]:
+    return parse_stack(stack).method().parts
+
+
+def test_rows_of_the_batch_are_looked_up() -> None:
+    """Three samples in the client's order, of which a step has drawn the third and the first."""
+    answers = {"logits": torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), "head:input": torch.tensor([[7.0], [8.0], [9.0]])}
+    trace = recall.trace_of(answers, torch.tensor([2, 0]))
+    assert trace.logits.tolist() == [[5.0, 6.0], [1.0, 2.0]]
+    assert trace.before["head:input"].tolist() == trace.after["head:input"].tolist() == [[9.0], [7.0]]
+
+
+def test_bytes_by_hand() -> None:
+    """Clients of 25, 17 and 9 samples; TinyNet shows what enters its head and 3 logits, in float32, for each of the two models."""
+    fed = tiny_federation(parts_of("moon"), sizes=(25, 17, 9))
+    assert bytes_of(fed) == 2 * 25 * (fed.spec.width + 3) * 4
+    assert bytes_of(tiny_federation(sizes=(25, 17, 9))) == 0
+
+
+@pytest.mark.parametrize("stack", ["moon", "lfd", "fedntd", "moon+fedntd+scaffold", "fedsam+moon", "fedper+moon"])
+@pytest.mark.parametrize("how", [{}, {"last_batch": "keep"}, {"sampling": "replacement", "epochs": 3}])
+def test_every_answer_is_what_a_pass_over_the_batch_shows(stack: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In clients of different sizes, also in batches that are not full; and so the result is what passes in every step give."""
+    met, real = set(), Step.recalled
+
+    def compared(step: Step, model: Model, x: Tensor) -> Trace | None:
+        trace = real(step, model, x)
+        assert trace is not None
+        met.add((len(x), next(name for name in BOTH if getattr(step.slot, name) is model)))
+        want = step.program.network.forward(model, x)
+        torch.testing.assert_close(trace.logits, want.logits, rtol=1e-5, atol=1e-6)
+        assert trace.before.keys() == want.before.keys() != set()
+        for point in want.before:
+            torch.testing.assert_close(trace.before[point], want.before[point], rtol=1e-5, atol=1e-6)
+        return trace
+    monkeypatch.setattr(Step, "recalled", compared)
+    settings = {"sizes": (26, 19, 12), **how}
+    ours = run_tiny(parts_of(stack), **settings)
+    assert {name for _, name in met} == set(ours.recalled) != set()
+    assert len({size for size, _ in met}) == (4 if how == {"last_batch": "keep"} else 1)
+    monkeypatch.setattr(Step, "recalled", real)
+    monkeypatch.setattr(federation, "recalled_models", lambda fed: ())
+    assert largest_difference(ours, run_tiny(parts_of(stack), **settings)) < 1e-5
+
+
+def test_models_are_those_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of the round before would be of another model: the received one changes from round to round."""
+    asked: list[dict[str, Any]] = []
+    real = recall.answers
+
+    def noted(fed: Federation, number: int, models: dict[str, Model]) -> Any:
+        asked.append(tree.clone(models))
+        return real(fed, number, models)
+    monkeypatch.setattr("consilience.core.client.answers", noted)
+    fed = tiny_federation(parts_of("moon"), sizes=(24, 16))
+    for _ in range(2):
+        sent = tree.clone(fed.model)
+        asked.clear()
+        fed.round()
+        assert len(asked) == fed.size
+        for models in asked:
+            assert all(torch.equal(a, b) for a, b in tree.matched(models["received"], sent))
+
+
+class Asking(Part):
+    """Asks and adds nothing."""
+
+    name, teachers = "asking", ("received",)
+
+    def loss(self, v: StepView) -> Any:
+        return 0.0 * v.forward(v.received, v.batch.x).logits.sum()
+
+
+class Silent(Asking):
+    name, teachers = "silent", ()
+
+
+class Deep(Asking):
+    """Listens to maps."""
+
+    name = "deep"
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return layout.stages
+
+
+class Brighter(Part):
+    """Trains on other samples than were drawn."""
+
+    name = "brighter"
+
+    def batch(self, v: StepView) -> Batch:
+        return v.batch._replace(x=v.batch.x + 1)
+
+
+class Tapping(Part):
+    """A tap that belongs to the model."""
+
+    name, in_every_pass = "tapping", True
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return (layout.features,)
+
+    def tap(self, v: StepView, point: str, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_who_asks_is_answered_from_memory() -> None:
+    fed = tiny_federation([Asking()])
+    assert fed.recalled == ("received",)
+    assert tiny_federation(parts_of("lfd")).recalled == BOTH
+
+
+def somebodys(x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A transform that does not say that it draws nothing."""
+    return x.float(), y
+
+
+def augmented() -> Population:
+    plain = tiny_population()
+    return Population(plain.x, plain.y, plain.rows, plain.classes, somebodys)
+
+
+@pytest.mark.parametrize(("parts", "how"), [
+    ((), {}), ((Silent(),), {}), ((Deep(),), {}), ((Asking(), Brighter()), {}), ((Asking(), Tapping()), {}),
+    ((Asking(),), {"epochs": 1}), ((Asking(),), {"steps": 50}),
+    ((Asking(),), {"population": augmented()}),
+], ids=["nobody asks", "without a word of it", "maps", "other samples", "a tap of the model", "one epoch", "steps", "augmentation"])
+def test_elsewhere_models_are_asked_in_every_step(parts: tuple[Part, ...], how: dict[str, Any]) -> None:
+    fed = run_tiny(parts, rounds=1, **how)
+    assert fed.recalled == ()
+    assert fed.make_slot(work_of(fed, 0)).samples == 0
+
+
+def test_answers_that_are_wide_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = tiny_federation([Asking()])
+    shown = fed.spec.width + 3
+    for widest, kept in ((shown, ("received",)), (shown - 1, ())):
+        monkeypatch.setattr(recall, "WIDEST", widest)
+        assert recalled_models(fed) == kept
+
+
+def test_a_site_by_itself_does_what_the_simulation_does_for_it() -> None:
+    """15 samples in batches of 8, two epochs: it sees hardly more than one of them. The largest client is not to decide for it."""
+    assert {tiny_federation([Asking()], sizes=sizes).recalled for sizes in ((15,), (15, 400), (8, 9))} == {("received",)}
+
+
+def test_pieces_of_a_batch_are_asked_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per-FedAvg takes gradients over halves of a batch: what is kept are the rows of the whole."""
+    ours = run_tiny(parts_of("perfedavg+fedntd"))
+    assert ours.recalled == ("received",)
+    monkeypatch.setattr(federation, "recalled_models", lambda fed: ())
+    assert largest_difference(ours, run_tiny(parts_of("perfedavg+fedntd"))) == 0
+
+
+@pytest.mark.parametrize(("teachers", "said"), [(("recieved",), "can be received and previous. Got recieved instead"),
+                                                (("previous",), "must say previous = True as well")])
+def test_teachers_that_are_not_there(teachers: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asking, "teachers", teachers)
+    with pytest.raises(ConfigError, match=said):
+        tiny_federation([Asking()])
