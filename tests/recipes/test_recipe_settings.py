@@ -109,6 +109,15 @@ def test_moon_has_the_projection_of_fedbrs_appendix(name, column):
     assert (moon["moon.hidden"], moon["moon.projection"]) == (256, 128)
 
 
+@pytest.mark.parametrize(("name", "row", "column", "alpha"), [
+    ("fedbr/table1", "mixup", "cifar10", 0.2), ("fedbr/table1", "fedbr_mixup", "mnist", 0.2),
+    ("fedfa/table6", "mixup", "office", 1.0), ("fedfa/table6", "fedfa_mixup", "prostate", 1.0),
+])
+def test_mixup_has_the_alpha_of_each_paper(name, row, column, alpha):
+    """FedBR prints Beta(0.2, 0.2). FedFA prints nothing: METHODS 7.9 reads 1, mixup's own where no other is named."""
+    assert cell(name, row, column).values["settings"]["mixup.alpha"] == alpha
+
+
 def test_what_a_run_measures_on_its_way_it_can_measure():
     """The test set in every client's shift needs a shift, a global test set and a global model, and costs ten test sets a time."""
     seen = 0
