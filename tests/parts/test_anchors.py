@@ -23,7 +23,7 @@ from consilience.testing import differences, in_model, run_tiny, tiny_federation
 VARIANTS: list[dict[str, Any]] = [
     {"mode": "guide"}, {"mode": "l2"}, {"mode": "l2", "normalise": False}, {"mode": "l2", "l2_reduction": "sum"},
     {"mode": "l2", "normalise": False, "l2_reduction": "sum", "weight": 0.1}, {"aggregation": "uniform"}, {"tau": 0.5}, {"start": 1},
-    {"lite": True}, {"lite": True, "every": 2}, {"lite": True, "every": 2, "start": 1, "warm_exchange": False}]
+    {"augmented": True}, {"lite": True}, {"lite": True, "every": 2}, {"lite": True, "every": 2, "start": 1, "warm_exchange": False}]
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -378,3 +378,27 @@ def test_a_survey_in_joined_batches_counts_the_same_and_leaves_the_model_alone()
     assert float(joined["count"].sum()) == fed.samples.size_of(0)
     torch.testing.assert_close(joined["sum"], one_by_one["sum"], rtol=1e-6, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(before), tree.leaves(fed.model)))
+
+
+def doubled(x: torch.Tensor, y: torch.Tensor, key: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training shows every sample twice as bright, give or take a draw; evaluation shows it as it is."""
+    return (x.float() if key is None else x.float() * 2 + 0.1 * rng.normal(key, x.shape)), y
+
+
+def test_anchors_can_be_of_augmented_samples() -> None:
+    """augmented=true is the release: the sums are those of the received model's features of what the training transform makes of them."""
+    plain = tiny_population((9,))
+    population = Population(plain.x, plain.y, plain.rows, plain.classes, doubled)
+    seen = {}
+    for augmented in (False, True):
+        fed = tiny_federation([Anchors(start=0, augmented=augmented)], population=population, eval_batch=4)
+        seen[augmented] = consult(fed, 0, ("anchors", "survey", [0]), None)["sum"]
+        assert torch.equal(consult(fed, 0, ("anchors", "survey", [0]), None)["sum"], seen[augmented])        # keyed
+        key = rng.key(rng.key(rng.key(fed.policy.seed, "anchors", "survey", fed.round_number), 0), "augment")
+        want = torch.zeros_like(seen[augmented])
+        for start in (0, 4, 8):                     # the batches of evaluation, each by a key of its own
+            rows = slice(start, start + 4)
+            x, y = doubled(plain.x[rows], plain.y[rows], rng.fold(key, start) if augmented else None)
+            want.index_add_(0, y, fed.program.network.forward(fed.model, x).before[fed.spec.features])
+        torch.testing.assert_close(seen[augmented], want, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(seen[False], seen[True], rtol=0.01)

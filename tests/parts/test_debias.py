@@ -25,13 +25,13 @@ from consilience.errors import ConfigError
 from consilience.parts import _pseudo_data
 from consilience.parts.debias import Debias
 from consilience.parts.mixup import Mixup
-from consilience.testing import run_tiny, tiny_federation, tiny_net, tiny_population
+from consilience.testing import differences, largest_difference, run_tiny, tiny_federation, tiny_net, tiny_population
 
 SMALL = {"projection": "released"}
 VARIANTS: list[dict[str, Any]] = [
     {"mu": 0.0}, {"lam": 0.0}, {"max_step": False}, {"lam": 0.0, "max_step": False}, {"projection": "paper"}, {"projection": "none"},
     {"temperature": "divide"}, {"tau2": 0.0}, {"pseudo": "mixture", "mix": 0}, {"pseudo": "mixture"}, {"pseudo": "mixture", "mix": 3},
-    {"refresh": "once"}, {"sources": "balanced"}, {"group": 1}]
+    {"refresh": "once"}, {"sources": "balanced"}, {"group": 1}, {"received": "step"}, {"pseudo": "mixture", "received": "once"}]
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -326,18 +326,42 @@ def test_mixture_compares_one_mixture_with_itself(open_round: Any) -> None:
     opened = open_round(Debias(pseudo="mixture", lam=0.0, max_step=False, projection="none"), Mixup(alpha=1.0), rounds_before=1)
     opened.step()
     taken = opened.step()
-    key = rng.key(taken.step.key, "batch", "debias", "mix")
-    drawn = rng.integers(key, 8, (8, 1))
-    mixed = (taken.step.slot.shared["debias"]["pseudo"] + taken.step.batch.x[drawn[:, 0]]) / 2
+    assert float(taken.terms["debias"]) == pytest.approx(contrast_of_mixtures(taken, mixed_in(taken)), rel=1e-4)
+
+
+def mixed_in(taken: Any) -> Tensor:
+    """A step's pseudo-data: each mean of public samples mixed with the sample of the batch that the step's key draws."""
+    drawn = rng.integers(rng.key(taken.step.key, "batch", "debias", "mix"), 8, (8, 1))
+    return (taken.step.slot.shared["debias"]["pseudo"] + taken.step.batch.x[drawn[:, 0]]) / 2
+
+
+def contrast_of_mixtures(taken: Any, looked_at: Tensor) -> float:
+    """0.5·softplus(2 s₂ − 2 s₁), where the received model looked at these pseudo-data."""
     now, fixed = tiny_net().train(), tiny_net().eval()
     now.load_state_dict({**taken.before["model"]["params"], **taken.before["model"]["buffers"]})
     received = taken.step.slot.received
     fixed.load_state_dict({**received["params"], **received["buffers"]})
     with torch.no_grad():
-        z, z_p, z_g = Reference.features(now, taken.step.batch.x), Reference.features(now, mixed), Reference.features(fixed, mixed)
-        s1, s2 = F.cosine_similarity(z_p, z_g), F.cosine_similarity(z_p, z)
-        want = 0.5 * F.softplus(2 * s2 - 2 * s1).mean()
-    assert float(taken.terms["debias"]) == pytest.approx(float(want), rel=1e-4)
+        z, z_p = Reference.features(now, taken.step.batch.x), Reference.features(now, mixed_in(taken))
+        s1, s2 = F.cosine_similarity(z_p, Reference.features(fixed, looked_at)), F.cosine_similarity(z_p, z)
+        return float(0.5 * F.softplus(2 * s2 - 2 * s1).mean())
+
+
+def test_mixture_can_keep_what_the_first_step_showed(open_round: Any) -> None:
+    """received=once, as released: from the second step on the positive pair are features of two different mixtures."""
+    opened = open_round(Debias(pseudo="mixture", received="once", lam=0.0, max_step=False, projection="none"), rounds_before=1)
+    first, second = opened.step(), opened.step()
+    assert float(first.terms["debias"]) == pytest.approx(contrast_of_mixtures(first, mixed_in(first)), rel=1e-4)
+    kept = contrast_of_mixtures(second, mixed_in(first))
+    assert float(second.terms["debias"]) == pytest.approx(kept, rel=1e-4)
+    assert abs(kept - contrast_of_mixtures(second, mixed_in(second))) > 1e-3 * kept
+
+
+def test_rsm_gives_the_same_once_and_in_every_step() -> None:
+    """Its pseudo-data do not change in a round."""
+    once, every = (run_tiny([Debias(**SMALL, received=when)]) for when in ("once", "step"))
+    assert largest_difference(once, every) < 1e-5
+    assert not differences(once, run_tiny([Debias(**SMALL)]))
 
 
 def test_mixture_draws_means_of_proxy_samples_once() -> None:

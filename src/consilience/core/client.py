@@ -83,12 +83,12 @@ class ClientView:
         """Steps of one epoch over them."""
         return self._fed.samples.steps_for(self.size, [Phase("epoch", (), epochs=1)])
 
-    def batches(self, reserved: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """The client's training samples (or those held back), in order, transformed as in evaluation. On a GPU small samples come in
-        larger batches than those of evaluation, for launching a pass takes longer than the pass.
+    def batches(self, reserved: bool = False, augmented: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """The client's training samples (or those held back), in order, transformed as in evaluation, or `augmented` as in training. On
+        a GPU small samples come in larger batches than those of evaluation, for launching a pass takes longer than the pass.
         """
-        rows = self._fed.samples.rows[self.id]
-        yield from self._fed.samples.batches(rows.reserved if reserved else rows.train, joined=True)
+        rows, key = self._fed.samples.rows[self.id], rng.key(self.key, "augment") if augmented else None
+        yield from self._fed.samples.batches(rows.reserved if reserved else rows.train, joined=True, key=key)
 
     def take(self, index: Tensor) -> Tensor:
         """Inputs of the client's training samples number `index`, any shape, transformed as in evaluation."""

@@ -67,26 +67,29 @@ class Samples:
         """Training samples of a client."""
         return self.rows.size_of(number)
 
-    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples transformed as in evaluation."""
+    def inputs(self, rows: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Samples transformed as in evaluation; with a key, as in training."""
         rows = tree.to(rows, self.device)
-        if self._gather is not None:                  # in one kernel, where transform and samples allow it
+        if self._gather is not None and key is None:  # in one kernel, where transform and samples allow it
             picked = self._gather(self.x, self.y, rows[None], self._first, len(rows), None, self.policy.layout == "channels_last")
             if picked is not None:
                 return picked
-        x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), None)
+        drawn = None if key is None else tree.to(key, self.device)
+        x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), drawn)
         if self.policy.layout == "channels_last" and x.dim() == 4:
             x = turned(x)
         return x, y.long()                     # masks are stored in bytes
 
-    def batches(self, rows: Tensor, joined: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples in order, in batches for evaluation; `joined`, several of them as one where samples are small and on a GPU."""
+    def batches(self, rows: Tensor, joined: bool = False, key: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples in order, in batches for evaluation; `joined`, several of them as one where samples are small and on a GPU. With a key
+        they are transformed as in training, each batch by a key of its own.
+        """
         rows = tree.to(rows, self.device)             # once for all batches
         size = self.policy.eval_batch
         if joined:
             size = max(size, min(self.several * size, AT_ONCE // max(self.x[:1].numel(), 1)))
         for start in range(0, len(rows), size):
-            yield self.inputs(rows[start: start + size])
+            yield self.inputs(rows[start: start + size], None if key is None else rng.fold(key, start))
 
     def let_go(self) -> None:
         """Samples that are mapped from a file need not stay in memory once they have been looked at."""

@@ -39,6 +39,7 @@ class Anchors(Part):
     l2_reduction: str = option("mean", "l2: mean over entries (release) or sum (eq. 3)", choices=("mean", "sum"))
     clients: str = option("current", "whose samples make a round's anchors: its own clients' (paper), or those of the round before "
                                      "(release)", choices=("current", "previous"))
+    augmented: bool = option(False, "anchors of samples that are augmented as in training (release), not of the samples as they are")
     lite: bool = option(False, "FedFM-Lite: one handshake a round")
     every: int = option(1, "lite: models travel every so many rounds, anchors always", low=1)
     warm_exchange: bool = option(True, "lite: models travel in every round before `start`")
@@ -49,6 +50,7 @@ class Anchors(Part):
     helps = ("label skew",)
     departs = ("anchors come from this round's clients; clients=previous is the release, the same under full participation after round 1",
                "a class absent everywhere keeps its anchor instead of becoming NaN",
+               "anchors are of samples without augmentation; augmented=true is the release",
                "l2 is the normalised mean of the release by default; normalise=false, l2_reduction=sum is eq. 3")
     neutral = {"weight": 0.0}
     trial = {"start": 0, "weight": 2.0}
@@ -87,7 +89,7 @@ class Anchors(Part):
     def _class_sums(self, c: ClientView, model: Model) -> Tree:
         anchor = c.shared["anchor"]
         total, count = torch.zeros_like(anchor), anchor.new_zeros(len(anchor))
-        for x, y in c.batches():
+        for x, y in c.batches(augmented=self.augmented):
             hot = as_probabilities(y, len(anchor))
             total = torch.addmm(total, hot.T, c.forward(model, x).before[c.spec.features])
             count = count + hot.sum(0)

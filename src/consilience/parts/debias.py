@@ -43,6 +43,9 @@ class Debias(Part):
     group: int = option(10, "M, samples averaged into one pseudo sample; 1 would send samples as they are", low=1)
     mix: int = option(1, "K, samples of the batch mixed into each pseudo sample (mixture)", low=0)
     refresh: str = option("round", "pseudo-data anew each round, or once; those of mixture are drawn once", choices=("round", "once"))
+    received: str = option("auto", "z_g, the received model's features of pseudo-data: once a round, or in every step; auto: once for rsm, "
+                                   "in every step for mixture, where once means of the first step's mixture (release)",
+                           choices=("auto", "once", "step"))
     sources: str = option("random", "each pseudo sample's client: drawn at random, or every client equally often",
                           choices=("random", "balanced"))
 
@@ -52,7 +55,7 @@ class Debias(Part):
     helps = ("label skew", "feature shift")
     departs = ("temperature=multiply, as the released code and the sweep down to τ₂ = 0 show; divide is eq. 5",
                "projection=paper has 256 and 128 units; released has 2d and d",
-               "in mixture mode z_g is computed for each step's own mixture, not cached from the first")
+               "in mixture mode z_g is computed for each step's own mixture; received=once keeps that of the first, as released")
     neutral, trial = {"mu": 0.0, "lam": 0.0}, {"projection": "released"}
     reduce, prefers = {"rows": "concat"}, {"weights": "uniform"}
 
@@ -93,8 +96,19 @@ class Debias(Part):
         return {"pseudo": _pseudo_data.at_first(spec, self.name, self.group, self.pseudo == "mixture")}
 
     @property
+    def _mixed(self) -> bool:
+        """Whether pseudo-data differ from step to step."""
+        return self.pseudo == "mixture" and self.mix > 0
+
+    @property
+    def _keeps_first(self) -> bool:
+        """Whether z_g is that of the first step's mixture for the whole round."""
+        return self._mixed and self.received == "once"
+
+    @property
     def unused(self) -> frozenset[str]:
-        return frozenset(hook for when, hook in _pseudo_data.ASKED.items() if self.pseudo != "rsm" or when != self.refresh)
+        asked = {hook for when, hook in _pseudo_data.ASKED.items() if self.pseudo != "rsm" or when != self.refresh}
+        return frozenset(asked if self._keeps_first else asked | {"plan", "track"})
 
     def prepare(self, c: ClientView) -> Tree:
         return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
@@ -106,10 +120,19 @@ class Debias(Part):
         return {"pseudo": s.reduced["rows"]}, {}
 
     def init_scratch(self, c: ClientView) -> Tree:
-        """z_g once a round where the pseudo-data do not change from step to step."""
-        if self.pseudo == "mixture" and self.mix:
+        """z_g once a round where the pseudo-data do not change from step to step; room for it where the first step makes it."""
+        if self._keeps_first:
+            return {"global": c.shared["pseudo"].new_zeros((len(c.shared["pseudo"]), c.spec.width))}
+        if self._mixed or self.received == "step":
             return {}
         return {"global": c.forward(c.received, c.shared["pseudo"]).before[c.spec.features]}
+
+    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
+        return {"begins": torch.arange(len(sizes)) == 0}
+
+    def track(self, v: StepView) -> Tree:
+        fresh = v.forward(v.received, self._pseudo(v)[0], label="pseudo").before[v.spec.features]
+        return {"global": torch.where(v.plan["begins"], fresh, v.scratch["global"])}
 
     def _pseudo(self, v: StepView) -> tuple[Tensor, Tensor | None]:
         """This step's pseudo-data and their labels: none where they are uniform."""
