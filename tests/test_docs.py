@@ -89,6 +89,13 @@ def test_a_reader_gets_from_the_index_to_every_page() -> None:
     assert "(docs/README.md)" in prose(ROOT / "README.md")
 
 
+def test_files_that_a_page_names_are_there() -> None:
+    paths = re.compile(r"(?<![\w./])((?:src/consilience|tests|benchmarks|docs)/[\w/-]+\.(?:py|md))")
+    named = {(name_of(p), f) for p in WRITTEN for f in paths.findall(p.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert sorted((page, file) for page, file in named if not (ROOT / file).exists()) == []
+
+
 # The command line
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
