@@ -22,6 +22,7 @@ def map(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Tensor]:
+    """The tensors, in the order of the keys."""
     return [t for v in tree.values() for t in leaves(v)] if isinstance(tree, dict) else [tree]
 
 
@@ -54,6 +55,7 @@ def like(template: Any, flat: dict[str, Any], prefix: str = "") -> Any:
 
 
 def count_bytes(tree: Any) -> int:
+    """Bytes of all tensors together."""
     return sum(t.numel() * t.element_size() for t in leaves(tree))
 
 
@@ -115,6 +117,7 @@ def zeros(tree: Any) -> Any:
 
 
 def to(tree: Any, device: Any) -> Any:
+    """The same tree on another device."""
     return map(lambda x: sendable(x, torch.device(device)).to(device, non_blocking=True), tree)
 
 
@@ -164,14 +167,17 @@ def matched(target: Any, source: Any) -> Iterator[tuple[Tensor, Tensor]]:
 # Flat dicts of tensors (parameters, gradients): one fused call for all leaves.
 
 def pick(flat: Flat, keys: Iterable[str]) -> Flat:
+    """The entries of these keys, in their order."""
     return {k: flat[k] for k in keys}
 
 
 def add(a: Flat, b: Flat, alpha: float = 1.0) -> Flat:
+    """a + alpha · b, over a's keys."""
     return dict(zip(a, torch._foreach_add([*a.values()], [b[k] for k in a], alpha=alpha))) if a else {}
 
 
 def sub(a: Flat, b: Flat) -> Flat:
+    """a − b, over a's keys."""
     return dict(zip(a, torch._foreach_sub([*a.values()], [b[k] for k in a]))) if a else {}
 
 
@@ -216,4 +222,5 @@ def sq_dist(a: Flat, b: Flat) -> Tensor | float:
 
 
 def norm(a: Flat) -> Tensor:
+    """The length of all entries as one vector."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*a.values()])))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score
 
 import consilience
+from consilience.engines import Sequential
 from consilience.errors import ConfigError, DataError
 from consilience.runs.export import load_exported
 from consilience.runs.onboard import NEW, onboard
@@ -36,6 +37,19 @@ def test_fedavg_fine_tunes_the_whole_model(trained):
         torch.testing.assert_close(v, weights[k].detach())
     assert done.report["samples"] == {"train": 120, "held_out": 40}
     assert done.report["lr"] == 0.1
+
+
+def test_a_client_trains_on_one_thread_whatever_the_machine_has(trained, monkeypatch):
+    """Threads add up in another order, which showed in the third digit of an accuracy."""
+    before, seen = torch.get_num_threads(), []
+    run = Sequential.run
+    monkeypatch.setattr(Sequential, "run", lambda self, work: seen.append(torch.get_num_threads()) or run(self, work))
+    torch.set_num_threads(3)
+    try:
+        onboard(trained("fedavg"), SOURCE, epochs=1)
+        assert (set(seen), torch.get_num_threads()) == ({1}, 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_dbe_starts_at_zero_and_pulls_to_the_stored_mean(trained, tmp_path):

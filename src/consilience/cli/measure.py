@@ -18,6 +18,7 @@ from ..runs.measure import save_measures, table_of
 from ..runs.progress import progress_bar
 from ..runs.reload import open_run
 from .output import AsJson, Format, print_json, print_table, warn
+from .settings import DataDir
 
 
 def measure(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's folder.", show_default=False)] = None,
@@ -26,7 +27,7 @@ def measure(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="T
             set_: Annotated[list[str] | None, typer.Option("--set", help="A measure's option, as in mdl.steps=500. "
                                                                          "May be repeated.")] = None,
             reference: Annotated[Path | None, typer.Option("--reference", help="Folder of a run to compare with.")] = None,
-            data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie.")] = None,
+            data_dir: DataDir = None,
             list_: Annotated[bool, typer.Option("--list", help="List the measures and their options.")] = False,
             form: Format = "text", as_json: AsJson = False) -> None:
     """Measure what a run has trained. Results are printed and added to DIR/measures.json."""

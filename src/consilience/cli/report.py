@@ -12,6 +12,7 @@ from ..report.gather import gather
 from ..report.report import write_report
 from ..runs.progress import progress_bar
 from .output import AsJson, out, print_json, warn
+from .settings import DataDir
 
 
 def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold some.",
@@ -23,7 +24,7 @@ def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help=
            features: Annotated[bool, typer.Option("--features", help="Add feature maps. Each method's first run is opened and its "
                                                                      "clients train for a round, so this takes time.")] = False,
            samples: Annotated[int, typer.Option("--samples", help="Samples in a feature map.", min=10, max=5000)] = MOST_SAMPLES,
-           data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie.")] = None,
+           data_dir: DataDir = None,
            as_json: AsJson = False) -> None:
     """Make one HTML page from runs: curves, tables, clients, splits, settings. It opens anywhere and loads nothing."""
     gathered = gather(folders)

@@ -101,7 +101,7 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
             tune: Annotated[int | None, typer.Option("--tune", help="First let every method choose among so many configurations, by "
                                                      "validation, on a seed that is not compared.", min=1)] = None,
             reference: Annotated[str | None, typer.Option("--reference", help="The row that gains are counted from; fedavg where it "
-                                                          "is among the rows.")] = None,
+                                                          "is among the rows, else the first method.")] = None,
             score: Annotated[str, typer.Option("--score", help=f"Which rounds are reported: {', '.join(SCORES)}.")] = "last",
             config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None, clients: s.Clients = None,
             rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,

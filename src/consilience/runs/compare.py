@@ -33,6 +33,10 @@ def compare(methods: Sequence[str], data: str = "digits", *, seeds: int | Sequen
     there, each in a folder of its own, so that an interrupted comparison goes on where it was, beside comparison.json and comparison.md.
     A run that fails is reported in its row; the others go on. With `tune` every method is first given that many configurations to choose
     from by validation, on a seed that is not compared; a learning rate among the settings is then fixed. `progress` shows a bar.
+
+    `reference` is the row that gains are counted from (fedavg where it is one, else the first method), `with_local` adds the row of clients
+    that train alone, and `score` says which rounds are reported: last, best_by_validation, best_by_test or mean_of_best_five. Runs are made
+    `jobs` at a time (as many as there are cores, or one on a GPU), "here" or `on` "ray"; finished ones are read, unless `again`.
     """
     if not isinstance(data, str):
         raise ConfigError("The 'data' of a comparison must be a name: its runs are made in processes of their own, which do not see data "

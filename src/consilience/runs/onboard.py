@@ -18,6 +18,7 @@ from ..core.population import Population, RowTable
 from ..core.task import task_named
 from ..data.load import cut
 from ..engines import Sequential
+from ..engines.workers import one_thread
 from ..errors import ConfigError, DataError
 from ..metrics.accuracy import per_sample
 from ..metrics.gather import Answers
@@ -58,13 +59,14 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
     order = rng.permutation(rng.key(seed, "onboard", "parts"), len(labels))
     mine, _, held = cut(order, train, 0.0)
     _refuse_too_few(run.federation, len(mine))
-    fed, number = _federation(run, dataset.x, labels, mine, epochs, lr)
-    state, start, said = _beginning(run, fed, number)
-    before = Served(fed, number, state, start, fed.personal, NEW)
-    after, rule = _train(fed, number, state, start, epochs)
+    with one_thread():                               # as in a run, so that sums are added in the same order on any number of cores
+        fed, number = _federation(run, dataset.x, labels, mine, epochs, lr)
+        state, start, said = _beginning(run, fed, number)
+        before = Served(fed, number, state, start, fed.personal, NEW)
+        after, rule = _train(fed, number, state, start, epochs)
+        scores = {moment: _score(run, model, held) for moment, model in (("before", before), ("after", after))}
     report = {"method": fed_name(run), "which": which, "round": run.federation.round_number, "source": source, "epochs": epochs,
-              "lr": fed.policy.lr, "samples": {"train": len(mine), "held_out": len(held)}, "start": said, "rule": rule,
-              **{moment: _score(run, model, held) for moment, model in (("before", before), ("after", after))},
+              "lr": fed.policy.lr, "samples": {"train": len(mine), "held_out": len(held)}, "start": said, "rule": rule, **scores,
               "criterion": run.config.run.criterion, "measured": {"folder": str(path)}}
     return Onboarded(run, after, report)
 
