@@ -11,6 +11,7 @@ from ..core.network import Trace
 from ..core.part import Spec
 from ..core.step import StepView
 from ..core.task import as_probabilities
+from ..tree import Tree
 
 ASKED = {"once": "prepare", "round": "survey"}          # when samples are asked for -> the hook that does so
 
@@ -57,11 +58,23 @@ def passed(v: StepView, x: Tensor) -> Trace:
     return v.forward(v.model, x, train=True, label="pseudo")
 
 
+def looked_at(c: ClientView, when: str) -> Tree:
+    """z_g where it is made "once" a round; room for it where the "first" step makes it; nothing where every "step" does."""
+    x = c.shared["pseudo"]
+    if when == "step":
+        return {}
+    return {"global": x.new_zeros((len(x), c.spec.width)) if when == "first" else c.forward(c.received, x).before[c.spec.features]}
+
+
+def in_received(v: StepView, x: Tensor) -> Tensor:
+    """z_g of a step's pseudo inputs."""
+    return v.forward(v.received, x, label="pseudo").before[v.spec.features]
+
+
 def features(v: StepView, x: Tensor) -> Tensor:
     """z_p, z_g and z one below the other. z_g comes from the round's scratch, or from a pass of the received model."""
-    at = v.spec.features
-    fixed = v.scratch["global"] if "global" in v.scratch else v.forward(v.received, x, label="pseudo").before[at]
-    return paired(passed(v, x).before[at], fixed, v.features)
+    fixed = v.scratch["global"] if "global" in v.scratch else in_received(v, x)
+    return paired(passed(v, x).before[v.spec.features], fixed, v.features)
 
 
 def paired(*rows: Tensor) -> Tensor:

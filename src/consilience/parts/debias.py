@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.client import ClientView
@@ -16,7 +15,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Tree
-from . import _debias_cuda, _pseudo_data
+from . import _contrast, _pseudo_data
 
 
 @dataclass(frozen=True)
@@ -96,19 +95,15 @@ class Debias(Part):
         return {"pseudo": _pseudo_data.at_first(spec, self.name, self.group, self.pseudo == "mixture")}
 
     @property
-    def _mixed(self) -> bool:
-        """Whether pseudo-data differ from step to step."""
-        return self.pseudo == "mixture" and self.mix > 0
-
-    @property
-    def _keeps_first(self) -> bool:
-        """Whether z_g is that of the first step's mixture for the whole round."""
-        return self._mixed and self.received == "once"
+    def _looks(self) -> str:
+        """When z_g is made: once a round, in every step, or in its first step, whose mixture then stands for all."""
+        mixed = self.pseudo == "mixture" and self.mix > 0
+        return ("first" if self.received == "once" else "step") if mixed else ("step" if self.received == "step" else "once")
 
     @property
     def unused(self) -> frozenset[str]:
         asked = {hook for when, hook in _pseudo_data.ASKED.items() if self.pseudo != "rsm" or when != self.refresh}
-        return frozenset(asked if self._keeps_first else asked | {"plan", "track"})
+        return frozenset(asked if self._looks == "first" else asked | {"plan", "track"})
 
     def prepare(self, c: ClientView) -> Tree:
         return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
@@ -120,18 +115,13 @@ class Debias(Part):
         return {"pseudo": s.reduced["rows"]}, {}
 
     def init_scratch(self, c: ClientView) -> Tree:
-        """z_g once a round where the pseudo-data do not change from step to step; room for it where the first step makes it."""
-        if self._keeps_first:
-            return {"global": c.shared["pseudo"].new_zeros((len(c.shared["pseudo"]), c.spec.width))}
-        if self._mixed or self.received == "step":
-            return {}
-        return {"global": c.forward(c.received, c.shared["pseudo"]).before[c.spec.features]}
+        return _pseudo_data.looked_at(c, self._looks)
 
     def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
         return {"begins": torch.arange(len(sizes)) == 0}
 
     def track(self, v: StepView) -> Tree:
-        fresh = v.forward(v.received, self._pseudo(v)[0], label="pseudo").before[v.spec.features]
+        fresh = _pseudo_data.in_received(v, self._pseudo(v)[0])
         return {"global": torch.where(v.plan["begins"], fresh, v.scratch["global"])}
 
     def _pseudo(self, v: StepView) -> tuple[Tensor, Tensor | None]:
@@ -149,18 +139,10 @@ class Debias(Part):
         still = {k: p.detach() if k.startswith(self.name + ".") else p for k, p in v.params.items()}
         return v.apply(self.name, x, v.model if train else {**v.model, "params": still})
 
-    def _terms(self, projected: Tensor | None, mu: float, logits: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def _terms(self, projected: Tensor | None, mu: float, logits: Tensor | None = None, labels: Tensor | None = None) -> Any:
         """μ·contrast of projected pseudo, received and batch features + λ·cross-entropy of pseudo logits, uniform without labels."""
         a1, a2 = (self.tau1, self.tau2) if self.temperature == "multiply" else (1 / self.tau1, 1 / self.tau2)
-        if _debias_cuda.usable(projected, logits):
-            return _debias_cuda.terms(projected, a1, a2, mu, logits, labels, self.lam)
-        total: Any = 0.0
-        if logits is not None:
-            total = self.lam * F.cross_entropy(logits, torch.full_like(logits, 1 / logits.shape[1]) if labels is None else labels)
-        if projected is not None:      # on unit vectors a₂⟨p, far⟩ − a₁⟨p, near⟩ = ⟨p, a₂·far − a₁·near⟩
-            p, near, far = F.normalize(projected, eps=1e-8).chunk(3)
-            total = total + mu * F.softplus((p * (a2 * far - a1 * near)).sum(1)).mean()
-        return total
+        return _contrast.terms(projected, a1, a2, mu, logits, labels, self.lam)
 
     def beside(self, v: StepView) -> Tensor | None:
         return self._pseudo(v)[0] if self.mu or self.lam else None
