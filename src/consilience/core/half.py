@@ -241,6 +241,11 @@ class Together:
             if isinstance(layer, _Ready):
                 layer._seen.ready = None
 
+    def cut_kernels(self) -> list[Tensor]:
+        """Kernels of which the last pass needed a part alone."""
+        kernels = [layer._parameters.get("weight") for layer in self._layers if layer._seen.reach is not None]
+        return [kernel for kernel in kernels if kernel is not None]
+
     @contextmanager
     def collecting(self, weights: Iterable[Tensor]) -> Iterator[list[Arrived]]:
         """What arrives in the meantime for these weights, cast, is collected, and autograd has none of it."""

@@ -14,11 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat
+from . import _descent_cuda
 from .half import Arrived, Together
 from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
 from .reach import Reach
+from .readers import Watch
 from .stages import compute_together, in_turn
 
 NORMS = (nn.modules.batchnorm._NormBase,)
@@ -123,6 +125,8 @@ class Network:
         self.twice = twice                          # gradients of training passes will be differentiated
         self._keys: dict[str, KeySource | None] = {"key": None}
         self._weights = Together(module) if half else None
+        self.reads_kernels = False                  # whether the module looks itself at kernels of which passes need a part alone
+        self._watch: AbstractContextManager[Any] = nullcontext()
         key_dropout(module, self._keys)
         pool_swiftly(module)
         compute_together(module)
@@ -215,7 +219,7 @@ class Network:
         try:
             with differentiable_twice() if self.twice and train else nullcontext():
                 if self._weights is not None:
-                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
+                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights, self._watch:
                         trace.logits = self.module(x).float()
                 else:
                     trace.logits = self.module(x)
@@ -259,8 +263,10 @@ class Network:
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Every point fires exactly once, no draw from the global generator; returns the shape at each point and of the logits."""
         before = torch.get_rng_state()
+        key = lambda: rng.key(0, "probe").to(x.device)
         with torch.no_grad():
-            trace = self.forward(model, x, train=True, key=lambda: rng.key(0, "probe").to(x.device))
+            trace = self.forward(model, x, train=True, key=key)
+        self.reads_kernels = self._watched(model, x, key)
         self._hold(model, True)                     # the module must not keep the statistics of the probe
         missing = [p for p in self.points if p not in trace.before]
         if missing:
@@ -271,6 +277,19 @@ class Network:
             raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
                               "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
         return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, tuple(trace.logits.shape[1:])
+
+    def _watched(self, model: Model, x: Tensor, key: KeySource) -> bool:
+        """Whether the module's own code reads kernels that are cut, in a pass as of training. Its layers have theirs laid ready then."""
+        cut = [] if self._weights is None else self._weights.cut_kernels()
+        if not (cut and _descent_cuda.usable(cut)):     # else no step of theirs is put off, and nobody can see one that is behind
+            return False
+        self._watch = watch = Watch(cut)
+        try:
+            with torch.enable_grad():
+                self.forward(model, x, train=True, key=key)
+        finally:
+            self._watch = nullcontext()
+        return watch.found
 
     @torch.no_grad()
     def keeps_samples_apart(self, model: Model, x: Tensor) -> bool:
