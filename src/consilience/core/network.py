@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -207,24 +207,32 @@ class Network:
                     m.training = train
             self._train = train
 
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """Around what a tap may ask for in the midst of a pass, which goes on as it was."""
+        trace, tap, key, model, train = self._trace, self._tap, self._keys["key"], self._model, self._train
+        try:
+            yield
+        finally:
+            self._trace, self._tap, self._keys["key"] = trace, tap, key
+            if trace is not None and model is not None:
+                self._hold(model, bool(train))
+
     def forward(self, model: Model, x: Tensor, train: bool = False, tap: Tap | None = None,
                 update_buffers: bool = False, key: KeySource | None = None) -> Trace:
         """Run the model. Only a pass with update_buffers writes (in place) to model["buffers"]."""
         if train and model["buffers"] and not update_buffers:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
-        self._hold(model, train)
-        self._trace, self._tap, self._keys["key"] = Trace(), tap, key
-        trace = self._trace
+        trace = Trace()
         trace.buffers = model["buffers"]
-        try:
-            with differentiable_twice() if self.twice and train else nullcontext():
-                if self._weights is not None:
-                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights, self._watch:
-                        trace.logits = self.module(x).float()
-                else:
-                    trace.logits = self.module(x)
-        finally:
-            self._trace, self._keys["key"] = None, None
+        with self._within(), differentiable_twice() if self.twice and train else nullcontext():
+            self._hold(model, train)
+            self._trace, self._tap, self._keys["key"] = trace, tap, key
+            if self._weights is not None:
+                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights, self._watch:
+                    trace.logits = self.module(x).float()
+            else:
+                trace.logits = self.module(x)
         return trace
 
     def collecting(self, weights: Iterable[Tensor]) -> AbstractContextManager[list[Arrived]]:
@@ -242,23 +250,16 @@ class Network:
             self._weights.forget(weights)
 
     def apply(self, model: Model, name: str, x: Tensor, train: bool = True) -> Tensor:
-        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves. A tap may ask for it in
-        the midst of a pass, which goes on as it was.
-        """
+        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves."""
         part = self.module.get_submodule(name)
-        trace, held, mode = self._trace, self._model, self._train
         if next(part.buffers(), None) is not None:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
-        self._hold(model, train)
-        if self._weights is not None:
-            self._weights.leave(part.modules())
-        self._trace = None
-        try:
+        with self._within():
+            self._hold(model, train)
+            if self._weights is not None:
+                self._weights.leave(part.modules())
+            self._trace = None
             return part(x)
-        finally:
-            if trace is not None and held is not None:
-                self._trace = trace
-                self._hold(held, bool(mode))
 
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Every point fires exactly once, no draw from the global generator; returns the shape at each point and of the logits."""
