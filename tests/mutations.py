@@ -175,7 +175,7 @@ MUTATIONS = (
              f"{RULES}::test_learning_rate_lives_on_the_device"),
     # bfloat16, as far as a CPU shows it; what the kernels do is for `make test-kernels`
     Mutation("a kernel cut for another map", "core/half.py",
-             '            if ready.get("reach") != own["_reach"]:\n                return {"reach": own["_reach"]}\n', "",
+             '            if seen.reach != cut:\n                return {}, seen.reach\n', "",
              "core/test_half.py::test_maps_of_another_size_have_the_whole_kernel"),
     Mutation("a cut kernel's gradient is lost", "core/half.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
              "core/test_half.py::test_kernels_larger_than_their_maps_are_cut"),
@@ -301,8 +301,8 @@ MUTATIONS = (
              "v.trace.logits + self._own", "parts/test_rod.py::test_step_against_plain_modules"),
     Mutation("classes that a client lacks are balanced too", "parts/rod.py", "torch.where(n > 0, ", "torch.where(n > -1, ",
              "parts/test_rod.py::test_absent_classes_stay_where_they_are"),
-    Mutation("a pass goes on in the mode of a module run in its midst", "core/network.py", "self._hold(held, bool(mode))",
-             "self._hold(held, train)", "core/test_network.py::test_a_tap_may_run_a_module_of_another_model_in_the_midst_of_a_pass"),
+    Mutation("a pass goes on in the mode of a module run in its midst", "core/network.py", "self._hold(model, bool(train))",
+             "self._hold(model, False)", "core/test_network.py::test_a_tap_may_run_a_module_of_another_model_in_the_midst_of_a_pass"),
     Mutation("the shift is forgotten", "core/client.py", 'after = {"kept": kept, "personal": slot.personal,',
              'after = {"kept": kept, "personal": homes["personal"],', "parts/test_prbm.py::test_starts_at_zero_and_stays_with_the_client"),
     # what travels to and from workers

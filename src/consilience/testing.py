@@ -230,14 +230,18 @@ def check_order(part: Part, plain: Federation | None = None) -> None:
 
 
 def check_neutral(part_class: type[Part]) -> None:
-    """At its neutral setting FedAvg's model comes out bit for bit; or the part says why it has none."""
+    """At its neutral setting FedAvg's model comes out bit for bit, with weights of clients set by the run and left to the method;
+    or the part says why it has none.
+    """
     if part_class.neutral is None:
         assert part_class.not_neutral, f"{part_class.name}: declare `neutral`, or say in `not_neutral` why there is none"
         return
-    base = run_tiny(sizes=FEW)
-    keys = {k for k in state_of(base) if in_model(k)}
-    wrong = differences(base, run_tiny([build(part_class, part_class.neutral, part_class.name)], sizes=FEW), only=lambda k: k in keys)
-    assert not wrong, f"{part_class.name}: differs from FedAvg at its neutral setting: {wrong[:3]}"
+    part = build(part_class, part_class.neutral, part_class.name)
+    for weights in ("uniform", "auto"):
+        base = run_tiny(sizes=FEW, weights=weights)
+        keys = {k for k in state_of(base) if in_model(k)}
+        wrong = differences(base, run_tiny([part], sizes=FEW, weights=weights), only=keys.__contains__)
+        assert not wrong, f"{part.name}: differs from FedAvg at its neutral setting, with weights={weights}: {wrong[:3]}"
 
 
 def check_capturable(part: Part, plain: Federation | None = None) -> None:

@@ -45,7 +45,7 @@ def test_client_without_data(cli, tmp_path):
     """A split by hand can leave a client nothing to train on; a data set as such has no empty clients. Here: a client of one sample."""
     source = arrays(tmp_path / "few.npz", [40, 40, 1], lambda n: np.arange(n) % 2)
     said = cli("run", "fedavg", "--data", source, "--rounds", "1", "--json")
-    assert "1 of 3 clients have fewer samples than a batch of 10 and will never train: 2" in said.err
+    assert "1 of 3 clients has fewer samples than a batch of 10 and will never train: 2" in said.err
     record = said.json()["records"][-1]
     assert record["idle"] == ["2"]
     assert set(record["losses"]) == {"0", "1"}

@@ -128,7 +128,7 @@ def test_weights_laid_ready_serve_one_call() -> None:
     with together, torch.autocast("cpu", torch.bfloat16):
         conv(x)                                     # notes that it runs
     with together, torch.autocast("cpu", torch.bfloat16):
-        ready = dict(conv.__dict__["_ready"])
+        ready = dict(conv._seen.ready)
         assert set(ready) == {"weight", "bias"}
         maps, bias = half.without_bias(conv, x)
         assert bias is ready["bias"]

@@ -188,10 +188,10 @@ class Shrinking(nn.Module):
         return self.head(self.body(x))
 
 
-def federation(parts: list[Part], engine: object = Sequential, **policy: object) -> Federation:
+def federation(parts: list[Part], engine: object = Sequential, kind: type[Shrinking] = Shrinking, **policy: object) -> Federation:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        module = Shrinking()
+        module = kind()
     settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "batch": 8, "epochs": 2, "precision": "bfloat16",
                 "layout": "channels_last"} | policy
     layout = Layout(head="head", stages=("body.2", "body.5"), extractor=("body",))
@@ -303,6 +303,31 @@ def test_nobody_sees_a_weight_that_is_behind(kernels: None, monkeypatch: pytest.
     calls = count(monkeypatch)
     looked = trained(federation([Reader()]), True)
     assert calls["rest"] == 6
+    unseen = trained(federation([]), True)
+    assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
+
+
+class Peeking(Shrinking):
+    """Looks, without a gradient, at a kernel's corner that meets no map."""
+
+    least: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.least.append(self.body[9].weight.detach()[:, :, 0, 0].abs().sum())
+        return super().forward(x)
+
+
+@pytest.mark.gpu
+def test_no_module_sees_a_kernel_that_is_behind(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is out of reach shrinks by its decay in every step, and ends as if nobody had looked."""
+    looks = []
+    for recorded in (False, True):
+        monkeypatch.setattr(Peeking, "least", [])
+        looked = trained(federation([], kind=Peeking), recorded)
+        looks.append(torch.stack(Peeking.least))
+        assert len(looks[-1].unique()) == 6
+    assert torch.equal(*looks)
     unseen = trained(federation([]), True)
     assert all(torch.equal(a, b) for a, b in tree.matched(looked.model, unseen.model))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from consilience import rng, tree
-from consilience.core import half
+from consilience.core import _descent_cuda, half
 from consilience.core.layout import Layout
 from consilience.core.network import Network
 from consilience.core.part import Part, Spec
@@ -124,7 +125,7 @@ def test_most_weights_are_cast_together() -> None:
             network.forward(model, x)
     # lift's two, turn's one, two each of twice, tied and head; never's have no place
     assert sizes == [(9, torch.bfloat16), (9, torch.float32), (9, torch.bfloat16)]
-    assert all(not hasattr(layer, "_ready") for layer in module.modules())
+    assert all(layer._seen.ready is None for layer in module.modules() if isinstance(layer, half._Ready))
 
 
 def test_a_submodule_run_alone_stays_in_float32() -> None:
@@ -258,6 +259,36 @@ def test_gradients_of_gradients_of_cut_kernels() -> None:
         seen.append(torch.autograd.grad(grad.square().sum(), weight)[0])
     torch.testing.assert_close(*seen, rtol=0.1, atol=0.02)
     assert torch.equal(seen[0] == 0, seen[1] == 0)
+
+
+class Peeking(nn.Module):
+    """Looks at the kernel of one of its layers itself."""
+
+    def __init__(self, look: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.body, self.look = small_maps(), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.look(self)
+        return self.body(x)
+
+
+@pytest.mark.parametrize(("look", "side", "noticed"), [
+    (lambda m: m.body[2].weight.detach().sum(), 2, True), (lambda m: m.body[2].weight.data.sum(), 2, True),
+    (lambda m: torch.stack([p.detach().sum() for p in m.parameters()]), 2, True), (lambda m: torch.cat([m.body[2].weight]), 2, True),
+    (lambda m: (m.body[2].weight.shape, m.body[2].weight.device, m.body[2].weight.numel()), 2, False),
+    (lambda m: m.body[5].weight.detach().sum(), 2, False),                   # all of it is in use
+    (lambda m: m.body[2].weight.detach().sum(), 8, False),                   # here too
+    (lambda m: None, 2, False),
+], ids=["detached", "data", "all", "joined", "form", "linear", "larger maps", "none"])
+def test_a_module_that_reads_cut_kernels_itself_is_noticed(look: Callable[[nn.Module], object], side: int, noticed: bool,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Peeking(look)
+    network = Network(module, half=True)
+    for on_gpu in (False, True):                                             # where alone steps can be put off
+        monkeypatch.setattr(_descent_cuda, "usable", lambda params, usable=on_gpu: usable)
+        network.probe(model_of(module), rng.normal(rng.key(0), (2, 2, side, side)))
+        assert network.reads_kernels is (noticed and on_gpu)
 
 
 def test_small_linear_layers_stay_in_float32_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,37 @@ def test_a_tap_may_run_a_module_of_another_model_in_the_midst_of_a_pass(train):
     assert torch.equal(network.forward(mine, x, train, tap).logits, seen.logits)
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_tap_may_run_another_model_in_the_midst_of_a_pass(train, half):
+    """The pass goes on with its own weights, mode, statistics and coins, and its later points still fire."""
+    def making():
+        return Plain(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 64)))
+    network = Network(making(), ["body.1", "head:input"], half=half)
+    mine, other = model_of(seeded(making)), model_of(making())
+    x, key = rng.normal(rng.key(1), (6, 1, 8, 8)), lambda: rng.key(2)
+    alone, theirs = network.forward(mine, x, train, key=key), network.forward(other, x, not train, key=key)
+    inner = []
+
+    def tap(trace, point, value):
+        if point == "body.1":
+            inner.append(network.forward(other, x, not train, key=key))
+        return value
+    seen = network.forward(mine, x, train, tap, key=key)
+    assert torch.equal(seen.logits, alone.logits)
+    assert torch.equal(inner[0].logits, theirs.logits)
+    assert torch.equal(seen.before["head:input"], alone.before["head:input"])
+    for k, b in alone.buffers.items():
+        assert torch.equal(seen.buffers[k], b)
+
+
+def test_a_pass_holds_on_to_no_tap():
+    """A tap holds on to its step, and with it to all maps of it."""
+    network, model = Network(tiny_net(), ["neck"]), model_of(tiny_net())
+    network.forward(model, torch.zeros(2, 1, 8, 8), tap=lambda trace, point, value: value)
+    assert network._tap is None
+
+
 def test_an_error_inside_the_model_leaves_the_network_usable():
     network, model = Network(tiny_net(), ["neck"]), model_of(tiny_net())
     with pytest.raises(RuntimeError):

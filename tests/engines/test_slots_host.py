@@ -339,6 +339,15 @@ def test_clients_under_way_say_only_once_that_steps_are_not_captured(seen: Simpl
     assert largest_difference(run_tiny([part], rounds=1, batch=2), fed) == 0
 
 
+def test_parts_whose_steps_are_not_captured_are_named_once(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that act in steps, by whatever hook and in however many phases: FedRep has two."""
+    def refused(*given: Any) -> Any:
+        raise RuntimeError("no")
+    monkeypatch.setattr(Slots, "_capture", refused)
+    with pytest.warns(UserWarning, match=r"Steps of mixup\+prox cannot be captured in a CUDA graph \(no\)"):
+        run_tiny([trial(PARTS[name]) for name in ("rep", "prox", "mixup", "avgm")], rounds=1, engine=Slots.of(8))
+
+
 def test_another_mistake_beside_the_slots_is_not_tried_again(seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
 
+import pytest
+from typer.testing import CliRunner
+
+from consilience.cli import app
 from consilience.errors import ConfigError, ConsilienceError
+from consilience.federation import app as app_module
+from consilience.federation import launch, study
 from consilience.federation.app import settle
 from consilience.federation.demo import Demo
 from consilience.federation.study import Outcome, best_of, inline, make_plan, read_outcome
@@ -128,6 +134,22 @@ def test_ties_failures_and_missing_validation(settings):
     assert report.recommended() in ("local", "fedavg")
     unjudged = [Outcome(mine[0], None, None, {"a": 1.0}), Outcome(mine[1], None, None, {"a": 0.5})]
     assert best_of(unjudged, "fedprox") is unjudged[0]
+
+
+@pytest.mark.parametrize(("more", "failing", "code"), [((), False, 0), ((), True, 3), (("--json",), True, 3)])
+def test_the_exit_code_says_whether_runs_failed(settings, tmp_path, monkeypatch, more, failing, code):
+    """`flwr run`, which makes them, exits with 0 in any case."""
+    def made(plan, *rest):
+        good = outcomes(plan)
+        return [*good[:-1], Outcome(good[-1].trial, failure="too few answered")] if failing else good
+    monkeypatch.setattr(study, "run_study", made)
+    monkeypatch.setattr(app_module, "read_settings", lambda app: settings)
+    monkeypatch.setattr(launch, "connect", lambda folder: (contextlib.nullcontext(), None))
+    command = ["federation", "study", "app", "--server", "server", "--candidate", "fedprox", "--tune", "2", "--out", str(tmp_path), *more]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == code, said.output
+    assert ("too few answered" in said.stdout) is failing
+    assert (tmp_path / "study.json").is_file()
 
 
 @pytest.mark.parametrize(("privacy", "said"), [({}, 0), ({"privacy": {"epsilon": None}}, 0), ({"privacy": {"epsilon": 4.4}}, 1)])

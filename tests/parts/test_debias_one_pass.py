@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from consilience import rng
-from consilience.core import slot as slot_module
 from consilience.core.federation import Federation
 from consilience.core.method import Method
 from consilience.core.network import Network
 from consilience.core.policy import Policy
 from consilience.core.population import Population
-from consilience.core.slot import Slot
+from consilience.core.slot import Slot, known_one
 from consilience.data.federated import as_float
 from consilience.engines import Sequential
 from consilience.engines._pool import Pool
@@ -151,14 +150,21 @@ def test_switched_off_it_is_fedavg_bit_for_bit() -> None:
         assert torch.equal(one.model["params"][k], p), k
 
 
-def test_a_known_gradient_is_not_multiplied_by_the_steps_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_has_the_one_that_ways_back_start_from_but_on_a_cpu() -> None:
+    """There autograd makes its own. Nor does the slot's serve losses of another type, shape or place."""
+    zero = torch.zeros((), device="meta")                                          # stands for a GPU
+    slot, host = (Slot(x, x, room=1) for x in (torch.zeros(1, device="meta"), torch.zeros(1)))
+    one = slot.one_for(zero)
+    assert one is slot.one_for(zero)
+    assert getattr(one, "always_one", False)
+    assert all(slot.one_for(loss) is None for loss in (zero.double(), zero[None], torch.zeros(())))
+    assert host.one_for(torch.zeros(())) is None
+
+
+def test_a_known_gradient_is_not_multiplied_by_the_steps_own_one() -> None:
     """Loss 3x at x = 2, gradient 3. From the 1 of a slot the gradient comes as it is; from any other number it is scaled."""
-    monkeypatch.setattr(slot_module, "MAKES_ITS_OWN", "none")                      # as on a GPU
     x, three = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0])
-    slot = Slot(torch.zeros(1), torch.zeros(1), room=1)
-    one = slot.one_for(torch.zeros(()))
-    assert one is not None
-    for start, same in ((one, True), (torch.ones(()), False), (torch.tensor(2.0), False)):
+    for start, same in ((known_one(x.device), True), (torch.ones(()), False), (torch.tensor(2.0), False)):
         seen: list[Tensor] = []
         twice = x.view_as(x)
         twice.register_hook(seen.append)

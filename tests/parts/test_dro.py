@@ -9,7 +9,7 @@ from quadratic import scalars, weight
 
 from consilience.parts.ditto import Ditto
 from consilience.parts.dro import Dro
-from consilience.testing import run_tiny
+from consilience.testing import differences, in_model, run_tiny, tiny_federation
 
 
 def test_weights_by_hand():
@@ -69,3 +69,12 @@ def test_many_rounds_do_not_overflow():
         mine = fed.server["dro"]["q"].double().log()
         assert (mine[1] - mine[0]).item() == pytest.approx(log_q[1] - log_q[0], abs=1e-3)
     assert min(log_q) > 89
+
+
+def test_weights_of_the_run_stay_where_losses_move_none():
+    # sizes differ, so that weights by samples are not uniform ones
+    still, plain = (run_tiny(parts, weights="samples") for parts in ([Dro(eta=0.0)], []))
+    assert not differences(still, plain, only=in_model)
+    assert not Dro(eta=0.0).uploads
+    assert tiny_federation([Dro(eta=0.0)], weights="auto").policy.weights == "samples"
+    assert tiny_federation([Dro()], weights="auto").policy.weights == "uniform"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from consilience import rng
-from consilience.core import slot
+from consilience.core.slot import Slot, known_one
 from consilience.parts import _anchors_cuda, _cosine_cuda, _debias_cuda, _drift_cuda, _fused, _moon_cuda, _mr_cuda
 from consilience.parts.anchors import Anchors
 from consilience.parts.cosine import Cosine, CosineHead
@@ -37,7 +37,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "cpu" and (_fused.triton is None or not ON_HOST):
         pytest.skip("needs Triton and TRITON_INTERPRET=1")
     monkeypatch.setattr(_fused, "DEVICE", request.param)
-    monkeypatch.setattr(slot, "MAKES_ITS_OWN", "none")                 # steps begin as on a GPU here too
+    if request.param == "cpu":
+        monkeypatch.setattr(Slot, "one_for", lambda _, loss: known_one(loss.device))         # ways back begin as on a GPU here too
     return str(request.param)
 
 

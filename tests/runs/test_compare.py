@@ -322,6 +322,13 @@ def test_the_command_takes_a_file_with_settings_of_single_methods(tmp_path: Path
     assert both["rows"] == document["rows"]
     assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == document | {"clients": both["clients"]}
     assert "| client3 |" in (tmp_path / "out" / "comparison.md").read_text()
+    every = list(csv.DictReader(io.StringIO(CliRunner().invoke(app, [*call, "--format", "csv", "--per-client"]).stdout)))
+    assert [(row["method"], row["client"]) for row in every] == [
+        ("fedavg", ""), ("fedprox", ""), *((m, f"client{i}") for m in ("fedavg", "fedprox") for i in range(4))]
+    assert [float(row["personalised"]) for row in every[2:]] == [row[m]["mean"] for m in ("fedavg", "fedprox") for row in both["clients"]]
+    alone = list(csv.DictReader(io.StringIO(CliRunner().invoke(app, [*call, "--format", "csv"]).stdout)))
+    assert [{k: v for k, v in row.items() if k != "client"} for row in every[:2]] == alone
+    assert {row["global"] for row in every[2:]} == {""}
 
 
 # ---- from a script ---------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_clients_too_small_for_any_batch_are_not_told_to_keep_the_last_one():
     keep = {"batch": 4, "last_batch": "keep"}
     assert _said([0, 1, 1, 1], sizes=(1, 3), **keep) == []
     assert _said([0, 1, 1, 1], sizes=(1, 3), **keep, method="perfedavg") == [
-        "1 of 2 clients have fewer samples than the 2 that this method and model need in a batch and will never train: 0. "
+        "1 of 2 clients has fewer samples than the 2 that this method and model need in a batch and will never train: 0. "
         "Join such clients, or leave them out of the split."]
     with pytest.raises(DataError, match=r"Every client has fewer samples than the 2 that .* the largest has 1. Join such clients"):
         _said([0, 1], **keep, method="perfedavg")
@@ -181,6 +181,17 @@ def test_columns_of_very_different_size_are_warned_of():
         return [s.partition(":")[0] for s in warnings_of(build_federation(config, data), data, 3)]
     assert said(200.0) == ["The features differ in size"]
     assert said(5.0) == said(200.0, transform="standardise") == []
+
+
+@pytest.mark.parametrize("map_data", [False, True])
+def test_columns_are_named_in_that_warning_where_they_have_names(tmp_path, map_data):
+    """Ages of 40 to 79, doses of 0.1 to 4: mean squares are 60.6² and 2.35²."""
+    rows = [f"{40 + i},{(i + 1) / 10},{i % 2},{i % 4}" for i in range(40)]
+    (tmp_path / "wards.csv").write_text("\n".join(["age,dose,died,ward", *rows]))
+    data = load("table(path='wards.csv', label=died, client=ward)", train=1.0, data_dir=tmp_path, map_data=map_data)
+    config = RunConfig.make({"method": "fedavg", "model": "mlp(hidden=4)", "batch": 2})
+    said = warnings_of(build_federation(config, data), data, 3)
+    assert any("The features differ in size: 'age' is about 60.6, 'dose' about 2.35. Such columns" in line for line in said), said
 
 
 def test_noise_is_named_where_it_is_the_likely_cause_of_outputs_that_are_not_finite():

@@ -127,6 +127,24 @@ def test_an_interrupted_sweep_goes_on_to_the_same_trials(undisturbed: Sweep, tmp
     assert resumed.trials == undisturbed.trials
 
 
+@pytest.mark.parametrize(("over", "every"), [
+    (["prox.mu=0.01,0.1,1"], [(0.01,), (0.1,), (1,)]), (["steps=1:2", "momentum=0:0.5:0.25"],
+                                                      [(k, m) for k in (1, 2) for m in (0.0, 0.25, 0.5)])], ids=["list", "ranges"])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_no_configuration_is_tried_twice(optuna: Any, tmp_path: Path, over: list[str], every: list[Any], sampler: str,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many trials are asked for, and interrupted or not."""
+    monkeypatch.setattr(module, "run_config", lambda config, **_: SimpleNamespace(
+        records=[{"round": 1, "validation": {"accuracy": config.policy.momentum, "loss": 1.0}}]))
+    few = sweep("fedprox", BASE, over, 2, out=tmp_path, sampler=sampler)
+    found = sweep("fedprox", BASE, over, 30, out=tmp_path, sampler=sampler)
+    assert sorted(tuple(t["settings"].values()) for t in found.trials) == every
+    assert (found.trials[:2], few.remarks) == (few.trials, [])
+    assert found.remarks == [f"All {len(every)} configurations of the settings swept were tried; 30 trials were asked for."]
+    assert found.remarks[0] in found.table().plain()
+    assert sweep("fedprox", BASE, over, 30, out=tmp_path, sampler=sampler).trials == found.trials
+
+
 def test_no_test_score_is_read(undisturbed: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.run_config
 

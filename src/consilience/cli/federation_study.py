@@ -106,13 +106,16 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
     report = Report(plan, outcomes)
     report.save(out_)
     if as_json:
-        return print_json(report.document())
-    for i, table in enumerate(report.tables()):
-        if i:
-            sys.stdout.write("\n")
-        print_table(table, form)
-    if form == "text":
-        out().print(f"\nRuns, study.json and study.md: {out_}")
+        print_json(report.document())
+    else:
+        for i, table in enumerate(report.tables()):
+            if i:
+                sys.stdout.write("\n")
+            print_table(table, form)
+        if form == "text":
+            out().print(f"\nRuns, study.json and study.md: {out_}")
+    if any(outcome.failure for outcome in outcomes):        # the tables say which, and why
+        raise typer.Exit(3)
 
 
 def _rates(text: str) -> tuple[float, ...]:

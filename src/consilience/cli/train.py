@@ -140,6 +140,8 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
         print_json(comparison.document(per_client))
     elif form == "json" and by_client:                      # two lists in a row would be no JSON
         print_json({"rows": comparison.table().data, "clients": by_client.data})
+    elif form == "csv" and by_client and by_client.rows:    # nor would two tables be CSV
+        print_table(comparison.long_table(), form)
     else:
         print_table(comparison.table(), form)
         if by_client and by_client.rows:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -122,34 +123,46 @@ def _autocast(input: Tensor) -> bool:
     return torch.is_autocast_enabled(input.device.type)
 
 
+@dataclass
+class _Seen:
+    """What passes have shown of a layer, and what the present one has laid ready for it."""
+
+    runs: bool = False                          # in some pass
+    size: tuple[int, ...] | None = None         # of the map that a convolution last saw
+    reach: Reach | None = None                  # what of its kernel meets such a map
+    ready: dict[str, Tensor] | None = None      # its weights, cast, of the kernel what is in reach; None when they are taken
+
+
 class _Ready:
     """Mixed into a layer: its first call in a pass finds the weights that `Together` laid ready; a second call leaves them to autocast,
     so that gradients of both uses add up in float32, as under autocast."""
 
-    def take_ready(self, input: Tensor) -> dict[str, Any]:
-        """For the one call that may use them. In a later one, and on a map of another size than they are cut for, only what is in reach:
-        what a layer computes is not to depend on what it saw before, and checkpointed layers run again on the way back.
+    _seen: _Seen
+
+    def take_ready(self, input: Tensor) -> tuple[dict[str, Tensor], Reach | None]:
+        """For the one call that may use them: the cast weights, and what of its kernel a convolution computes by. In a later call, and on
+        a map that meets another part of the kernel, what is in reach alone: what a layer computes is not to depend on what it saw before,
+        and checkpointed layers run again on the way back.
         """
-        own = self.__dict__
-        ready: dict[str, Any] | None = own.pop("_ready", None)
+        seen = self._seen
+        ready, seen.ready = seen.ready, None
         if ready is None:
-            return {"reach": reach(self, *input.shape[-2:])} if isinstance(self, nn.Conv2d) and _autocast(input) else {}
-        own["_runs"] = True
+            return {}, reach(self, *input.shape[-2:]) if isinstance(self, nn.Conv2d) and _autocast(input) else None
+        seen.runs = True
         if isinstance(self, nn.Conv2d):
-            size = tuple(input.shape[-2:])
-            if own.get("_size") != size:
-                own["_size"], own["_reach"] = size, reach(self, *size)
-            if ready.get("reach") != own["_reach"]:
-                return {"reach": own["_reach"]}
-        return ready
+            size, cut = tuple(input.shape[-2:]), seen.reach
+            if seen.size != size:
+                seen.size, seen.reach = size, reach(self, *size)
+            if seen.reach != cut:
+                return {}, seen.reach
+        return ready, seen.reach
 
     def forward(self, input: Tensor, *args: Any, **settings: Any) -> Tensor:
         if isinstance(self, nn.Linear) and self.weight.numel() <= SMALL and input.device.type == "cpu":
-            self.__dict__.pop("_ready", None)
+            self._seen.ready = None
             with torch.autocast("cpu", enabled=False):
                 return super().forward(input.to(self.weight.dtype))  # type: ignore[misc]
-        ready = self.take_ready(input)
-        part = ready.pop("reach", None)
+        ready, part = self.take_ready(input)
         if isinstance(self, nn.Conv2d):
             bias = ready.get("bias", self.bias)
             if part is not None:
@@ -174,7 +187,7 @@ def _folds(conv: nn.Conv2d, input: Tensor) -> bool:
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
-def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Any], bias: Tensor | None) -> Tensor:
+def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Tensor], bias: Tensor | None) -> Tensor:
     """By what is in reach of the kernel, cast or to be cast."""
     weight = ready["weight"] if "weight" in ready else part.of(conv.weight)
     return F.conv2d(input, weight, bias, conv.stride, part.padding, conv.dilation, conv.groups)
@@ -182,9 +195,10 @@ def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Any
 
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
-    ready = conv.take_ready(input) if isinstance(conv, _Ready) else {}
-    part, weight, bias = ready.get("reach"), ready.get("weight", conv.weight), ready.get("bias", conv.bias)
-    maps = conv._conv_forward(input, weight, None) if part is None else _convolved(conv, input, part, ready, None)
+    ready, part = conv.take_ready(input) if isinstance(conv, _Ready) else ({}, None)
+    bias = ready.get("bias", conv.bias)
+    maps = (conv._conv_forward(input, ready.get("weight", conv.weight), None) if part is None
+            else _convolved(conv, input, part, ready, None))
     assert bias is not None
     return maps, bias.to(maps.dtype)
 
@@ -200,29 +214,28 @@ class Together:
         for layer in module.modules():
             if type(layer) in READY:
                 layer.__class__ = READY[type(layer)]
+                assert isinstance(layer, _Ready)
+                layer._seen = _Seen()
         self._layers = [layer for layer in module.modules() if isinstance(layer, _Ready)]
         self._collector = _Collector()
         # id of a parameter -> itself in bfloat16, where a step has brought that up to date, and what of it
         self._kept: dict[int, tuple[Tensor, Reach | None]] = {}
 
     def __enter__(self) -> None:
-        places: list[tuple[dict[str, Any], str]] = []
+        places: list[tuple[dict[str, Tensor], str]] = []
         weights: list[Tensor] = []
         reaches: list[Reach | None] = []
         for layer in self._layers:
-            ready: dict[str, Any] = {}
-            layer.__dict__["_ready"] = ready
-            if "_runs" not in layer.__dict__:
+            ready: dict[str, Tensor] = {}
+            layer._seen.ready = ready
+            if not layer._seen.runs:
                 continue
             for leaf in ("weight", "bias"):
                 weight = layer._parameters.get(leaf)
                 if weight is not None and weight.dtype == torch.float32:
-                    part = layer.__dict__.get("_reach") if leaf == "weight" else None
-                    if part is not None:
-                        ready["reach"] = part
                     places.append((ready, leaf))
                     weights.append(weight)
-                    reaches.append(part)
+                    reaches.append(layer._seen.reach if leaf == "weight" else None)
         if weights:
             learning = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
             known = [self._kept.get(id(w), (None, None)) for w in weights]
@@ -237,7 +250,13 @@ class Together:
     def leave(self, layers: Iterable[nn.Module]) -> None:
         """Let these layers run by themselves in the rest of the pass."""
         for layer in layers:
-            layer.__dict__.pop("_ready", None)
+            if isinstance(layer, _Ready):
+                layer._seen.ready = None
+
+    def cut_kernels(self) -> list[Tensor]:
+        """Kernels of which the last pass needed a part alone."""
+        kernels = [layer._parameters.get("weight") for layer in self._layers if layer._seen.reach is not None]
+        return [kernel for kernel in kernels if kernel is not None]
 
     @contextmanager
     def collecting(self, weights: Iterable[Tensor]) -> Iterator[list[Arrived]]:

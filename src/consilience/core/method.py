@@ -66,10 +66,10 @@ class Method:
         return all(p.exchange(round_number) for p in self.using("exchange"))
 
     def resolve(self, policy: Policy) -> Policy:
-        """The run's policy with every "auto" replaced by what the parts prefer."""
+        """The run's policy with every "auto" replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""
         wanted: dict[str, dict[str, str]] = {}
         for part in self.parts:
-            for key, value in part.prefers.items():
+            for key, value in ({} if part.at_neutral else part.prefers).items():
                 wanted.setdefault(key, {})[part.name] = value
         fallback = {"weights": "samples"}
         changes: dict[str, Any] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat
+from . import _descent_cuda
 from .half import Arrived, Together
 from .listeners import differentiable_twice
 from .part import Model
 from .pooling import pool_swiftly
 from .reach import Reach
+from .readers import Watch
 from .stages import compute_together, in_turn
 
 NORMS = (nn.modules.batchnorm._NormBase,)
@@ -123,6 +125,8 @@ class Network:
         self.twice = twice                          # gradients of training passes will be differentiated
         self._keys: dict[str, KeySource | None] = {"key": None}
         self._weights = Together(module) if half else None
+        self.reads_kernels = False                  # whether the module looks itself at kernels of which passes need a part alone
+        self._watch: AbstractContextManager[Any] = nullcontext()
         key_dropout(module, self._keys)
         pool_swiftly(module)
         compute_together(module)
@@ -203,24 +207,32 @@ class Network:
                     m.training = train
             self._train = train
 
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """Around what a tap may ask for in the midst of a pass, which goes on as it was."""
+        trace, tap, key, model, train = self._trace, self._tap, self._keys["key"], self._model, self._train
+        try:
+            yield
+        finally:
+            self._trace, self._tap, self._keys["key"] = trace, tap, key
+            if trace is not None and model is not None:
+                self._hold(model, bool(train))
+
     def forward(self, model: Model, x: Tensor, train: bool = False, tap: Tap | None = None,
                 update_buffers: bool = False, key: KeySource | None = None) -> Trace:
         """Run the model. Only a pass with update_buffers writes (in place) to model["buffers"]."""
         if train and model["buffers"] and not update_buffers:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
-        self._hold(model, train)
-        self._trace, self._tap, self._keys["key"] = Trace(), tap, key
-        trace = self._trace
+        trace = Trace()
         trace.buffers = model["buffers"]
-        try:
-            with differentiable_twice() if self.twice and train else nullcontext():
-                if self._weights is not None:
-                    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights:
-                        trace.logits = self.module(x).float()
-                else:
-                    trace.logits = self.module(x)
-        finally:
-            self._trace, self._keys["key"] = None, None
+        with self._within(), differentiable_twice() if self.twice and train else nullcontext():
+            self._hold(model, train)
+            self._trace, self._tap, self._keys["key"] = trace, tap, key
+            if self._weights is not None:
+                with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False), self._weights, self._watch:
+                    trace.logits = self.module(x).float()
+            else:
+                trace.logits = self.module(x)
         return trace
 
     def collecting(self, weights: Iterable[Tensor]) -> AbstractContextManager[list[Arrived]]:
@@ -238,29 +250,24 @@ class Network:
             self._weights.forget(weights)
 
     def apply(self, model: Model, name: str, x: Tensor, train: bool = True) -> Tensor:
-        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves. A tap may ask for it in
-        the midst of a pass, which goes on as it was.
-        """
+        """Run one submodule (an attached projection, the head) of the model, as in training; no statistic moves."""
         part = self.module.get_submodule(name)
-        trace, held, mode = self._trace, self._model, self._train
         if next(part.buffers(), None) is not None:
             model = {"params": model["params"], "buffers": tree.clone(model["buffers"])}
-        self._hold(model, train)
-        if self._weights is not None:
-            self._weights.leave(part.modules())
-        self._trace = None
-        try:
+        with self._within():
+            self._hold(model, train)
+            if self._weights is not None:
+                self._weights.leave(part.modules())
+            self._trace = None
             return part(x)
-        finally:
-            if trace is not None and held is not None:
-                self._trace = trace
-                self._hold(held, bool(mode))
 
     def probe(self, model: Model, x: Tensor) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Every point fires exactly once, no draw from the global generator; returns the shape at each point and of the logits."""
         before = torch.get_rng_state()
+        key = lambda: rng.key(0, "probe").to(x.device)
         with torch.no_grad():
-            trace = self.forward(model, x, train=True, key=lambda: rng.key(0, "probe").to(x.device))
+            trace = self.forward(model, x, train=True, key=key)
+        self.reads_kernels = self._watched(model, x, key)
         self._hold(model, True)                     # the module must not keep the statistics of the probe
         missing = [p for p in self.points if p not in trace.before]
         if missing:
@@ -271,6 +278,19 @@ class Network:
             raise ConfigError(f"The model {type(self.module).__name__} draws from torch's global generator in training, so runs "
                               "could not be repeated. Use nn.Dropout layers (they are keyed) in place of functional dropout.")
         return {p: tuple(h.shape[1:]) for p, h in trace.before.items()}, tuple(trace.logits.shape[1:])
+
+    def _watched(self, model: Model, x: Tensor, key: KeySource) -> bool:
+        """Whether the module's own code reads kernels that are cut, in a pass as of training. Its layers have theirs laid ready then."""
+        cut = [] if self._weights is None else self._weights.cut_kernels()
+        if not (cut and _descent_cuda.usable(cut)):     # else no step of theirs is put off, and nobody can see one that is behind
+            return False
+        self._watch = watch = Watch(cut)
+        try:
+            with torch.enable_grad():
+                self.forward(model, x, train=True, key=key)
+        finally:
+            self._watch = nullcontext()
+        return watch.found
 
     @torch.no_grad()
     def keeps_samples_apart(self, model: Model, x: Tensor) -> bool:

@@ -104,10 +104,15 @@ class Part:
     narrow_maps: ClassVar[bool] = False   # its tap takes maps in bfloat16 where the run computes so; others get them in float32
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
-    prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"
+    prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"; none at its neutral setting
 
     def __post_init__(self) -> None:
         check(self, self.name)
+
+    @property
+    def at_neutral(self) -> bool:
+        """Whether its settings are those at which it is FedAvg."""
+        return bool(self.neutral) and all(getattr(self, key) == value for key, value in (self.neutral or {}).items())
 
     # What it alone may own -> why; what it is, for others to refuse; what it refuses in others -> why.
     # Properties where they depend on settings.

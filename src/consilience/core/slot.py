@@ -16,13 +16,16 @@ from .part import Model, Phase
 _STEPS = ("index", "plan", "places")      # one row per step: a client may have fewer steps than there is room for
 _SAMPLES = ("answers",)                     # one row per training sample, likewise
 
-# Where autograd makes the 1 that the way back starts from. A CPU has no launch to save, and for a 1 that is given PyTorch imports SymPy, a
-# quarter of a second in every process. Tests of what GPUs do put another name here.
-MAKES_ITS_OWN = "cpu"
-
 
 def _nothing(steps: int) -> None:
     """No weight is behind."""
+
+
+def known_one(device: torch.device) -> Tensor:
+    """A 1 that the way back from a loss may start from: nothing to multiply by, and known without looking."""
+    one = torch.ones((), device=device)
+    one.always_one = True           # type: ignore[attr-defined]
+    return one
 
 
 class Slot:
@@ -51,8 +54,8 @@ class Slot:
         self.x, self.y, self.room, self.samples = x, y, max(room, 1), samples
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.losses = torch.zeros(self.room, device=x.device)
-        self._one = torch.ones((), device=x.device)
-        self._one.always_one = True           # type: ignore[attr-defined]   # nothing to multiply by, and known without looking
+        # a CPU has no launch to save, and for a 1 that is given PyTorch imports SymPy, a quarter of a second in every process
+        self._one = None if x.device.type == "cpu" else known_one(x.device)
         self.watch = ""                       # a point whose batch means are recorded, step by step, in `watched`
         self.watched = torch.zeros(0, device=x.device)
         self._own: set[int] | None = None     # while steps hand on what they tracked: the memory that the slot's tensors lie in
@@ -64,9 +67,8 @@ class Slot:
 
     def one_for(self, loss: Tensor) -> Tensor | None:
         """Where the way back from a loss starts: a 1 that is there already; None lets autograd make its own."""
-        if loss.device.type == MAKES_ITS_OWN:
-            return None
-        return self._one if loss.dtype == self._one.dtype and loss.shape == () and loss.device == self._one.device else None
+        one = self._one
+        return one if one is not None and (loss.dtype, loss.shape, loss.device) == (one.dtype, one.shape, one.device) else None
 
     def watch_point(self, point: str, shape: tuple[int, ...]) -> None:
         self.watch, self.watched = point, torch.zeros((self.room, *shape), device=self.x.device)

@@ -311,6 +311,8 @@ class Program:
         cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
         if cut:
             slot.put_off(lambda steps: _descent_cuda.rest(cut, slot.lr, decay, momentum, steps, slot.table))
+            if self.network.reads_kernels:            # the next pass looks at them
+                slot.settle()
         for move in moves:
             if move.narrow is not None:
                 self.network.keep(move.param, move.narrow, move.reach)

@@ -25,7 +25,7 @@ from .dataset import Dataset
 from .sources import Source
 
 FOLDER = ".mapped"                # of the data directory
-_PLAIN = ("name", "classes", "class_names", "group_names", "mean", "std", "task")
+_PLAIN = ("name", "classes", "class_names", "group_names", "mean", "std", "task", "feature_names")
 _TYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 
 
@@ -103,7 +103,7 @@ def _open(folder: Path) -> Dataset:
                        tuple(about["class_names"]), held["official_test"],
                        {k.removeprefix("group-"): t for k, t in held.items() if k.startswith("group-")},
                        {k: tuple(v) for k, v in about["group_names"].items()}, held.get("roles"), tuple(about["mean"]),
-                       tuple(about["std"]), about["task"])
+                       tuple(about["std"]), about["task"], tuple(about.get("feature_names", ())))      # which older folders lack
     except (OSError, ValueError, KeyError, StopIteration) as error:
         raise DataError(f"The mapped samples in {str(folder)!r} cannot be read ({error!r}). Delete that folder: "
                         "it is made again.") from None

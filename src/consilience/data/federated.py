@@ -91,6 +91,7 @@ class FederatedData:
     description: dict[str, Any] = field(default_factory=dict)   # source, split, shifts; goes into the run's record
     held_out: tuple[ClientRows, ...] = ()              # clients that are scored but never trained on
     task: str = "classification"                       # or "segmentation": y holds a mask per sample
+    feature_names: tuple[str, ...] = ()                # of the numbers of a sample, where they have names
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", ClientTable.of(self.clients))

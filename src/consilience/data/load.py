@@ -102,7 +102,7 @@ def load(source: str | Source | Dataset, split: str | None = None, clients: int 
     if memory.file_of(x) is not None:                       # what belongs to the samples must not fill the memory that they leave free
         y, rows = memory.spill(y), ClientTable(rows.names, *(RowTable(memory.spill(t.rows), t.starts) for t in rows.parts))
     data = FederatedData(name=dataset.name, x=x, y=y, classes=dataset.classes, clients=rows, test=global_test,
-                         transform=batch, description=about, task=dataset.task)
+                         transform=batch, description=about, task=dataset.task, feature_names=dataset.feature_names)
     if hold_out:
         data = keep_apart(data, hold_out)[0]
         about = data.description

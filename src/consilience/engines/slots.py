@@ -274,7 +274,8 @@ class Slots:
         self._eagerly(lane)
 
     def _say_not_captured(self, error: RuntimeError) -> None:
-        names = "+".join(p.name for parts in self.program.hooks.values() for p in parts.get("loss", [])) or "the method"
+        acting = {p.name for hooks in self.program.hooks.values() for parts in hooks.values() for p in parts}
+        names = "+".join(sorted(acting)) or "the method"
         reason = str(error).partition("\n")[0] or type(error).__name__
         self.captured = False
         self.notes.append(f"steps are not captured: {reason}")

@@ -27,7 +27,8 @@ class Cm(Part):
     paper = "FedCM (Xu et al., 2021)"
     helps = ("label skew",)
     departs = ("the first round takes plain steps, not steps scaled by α",
-               "local momentum on top of Δ doubles the momentum; the run's momentum is left as it is set")
+               "local momentum on top of Δ doubles the momentum; the run's momentum is left as it is set",
+               "clients weigh the same in Δ, and by their samples in the model; weights=uniform is the paper, where Δ moves both")
     neutral = {"alpha": 1.0}
     reduce = {"direction": "mean"}
 

@@ -49,10 +49,7 @@ class Dp(Part):
     departs = ("cohorts have a fixed size; the paper draws each client by a coin of its own, so that its amplification does not apply",
                "one norm for everything uploaded at once; the paper also clips layer by layer")
     neutral, trial = {"clip": None, "noise": 0.0}, {"noise": 0.1}
-
-    @property
-    def prefers(self) -> Mapping[str, Any]:  # type: ignore[override]  # others' does not depend on their settings
-        return {} if self.clip is None else {"weights": "uniform"}           # without a bound there is none for weights to undo
+    prefers = {"weights": "uniform"}
 
     @property
     def unused(self) -> frozenset[str]:

@@ -32,6 +32,14 @@ class Dro(Part):
     prefers = {"weights": "uniform"}
 
     @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(() if self.eta else ("finish", "server", "weights"))        # q stays what it was: the weights are the run's
+
+    @property
+    def uploads(self) -> Mapping[str, str]:
+        return self.reduce if self.eta else {}
+
+    @property
     def traits(self) -> frozenset[str]:
         return frozenset({"a comparison of clients"})
 

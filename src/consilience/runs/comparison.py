@@ -239,6 +239,15 @@ class Comparison:
         numbers = [{"client": row["client"], **{k: v for m in self.methods for k, v in _apart(m, row[m]).items()}} for row in data]
         return Table(["client", *self.methods], rows, "Client by client", [said], data, numbers)
 
+    def long_table(self) -> Table:
+        """Both tables as one, for CSV, which holds one: a row for every method, then one for every method and client."""
+        methods = [{"method": row["method"], "client": None, **row} for row in self.table().numbers]
+        empty = dict.fromkeys(methods[0])
+        clients = [{**empty, "method": row["method"], "client": served["client"], "seeds": row["seeds"],
+                    **_apart("personalised", served[row["method"]])} for row in methods for served in self.client_table().data]
+        numbers = [*methods, *clients]
+        return Table([*empty], [["" if cell is None else str(cell) for cell in row.values()] for row in numbers], numbers=numbers)
+
     def _of_client(self, method: str, client: str) -> dict[str, Any] | None:
         return _summary(self.read(method, lambda r: self._score(r, "personalised").get("per_client", {}).get(client)))
 

@@ -140,7 +140,8 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
     if len(idle):
         shown = ", ".join(fed.name_of(i) for i in idle[:5].tolist()) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
         few, cure = fed.samples.too_few
-        out.append(f"{len(idle)} of {fed.size} clients have fewer samples than {few} and will never train: {shown}. {cure}")
+        have = "has" if len(idle) == 1 else "have"
+        out.append(f"{len(idle)} of {fed.size} clients {have} fewer samples than {few} and will never train: {shown}. {cure}")
     if not len(data.table.test.rows) and not data.held_out and (fed.no_global_model or not len(data.test)):
         out.append("There are no test samples that a model of this method could be scored on, so the run gives no accuracy. Leave "
                    "some: train and validation must add up to less than 1, or test=both (or published) takes the published test set.")
@@ -164,7 +165,9 @@ def _odd_sizes(data: FederatedData) -> list[str]:
     known = size[size > 0]
     if len(known) < 2 or float(known.max()) < LARGE or float(known.max() / known.min()) < LARGE:
         return []
-    return [f"The features differ in size: number {int(size.argmax()) + 1} is about {float(known.max()):.3g}, another about "
+    called = lambda i: repr(data.feature_names[i]) if data.feature_names else f"number {i + 1}"
+    largest, smallest = int(size.argmax()), int(torch.where(size > 0, size, torch.inf).argmin())
+    return [f"The features differ in size: {called(largest)} is about {float(known.max()):.3g}, {called(smallest)} about "
             f"{float(known.min()):.3g}. Such columns train badly; -o transform=standardise scales each by its mean and deviation."]
 
 

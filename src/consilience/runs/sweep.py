@@ -12,6 +12,8 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,7 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
 
     `over` lists settings as in 'prox.mu=0.001,0.01,0.1' or 'lr=0.01:0.1:log'; without any, the method's declared ranges and the
     learning rate. Each trial's draw is keyed by the seed and its number, so a sweep that was interrupted gives the same trials.
+    No configuration is tried twice: a sweep ends early when there is none left.
     """
     optuna = load_optuna()
     for what, value, known in (("sampler", sampler, SAMPLERS), ("score of a sweep", score, OBJECTIVES)):
@@ -102,6 +105,8 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     with folder_lock(folder):
         _check_plan(folder, plan)
         trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Warner())
+    if len(trial_list) < trials:
+        remarks = [*remarks, f"All {len(trial_list)} configurations of the settings swept were tried; {trials} trials were asked for."]
     return Sweep(method, folder, plan, trial_list, remarks)
 
 
@@ -155,22 +160,43 @@ class _Study:
         self.study = optuna.create_study(storage=optuna.storages.JournalStorage(backend), study_name="sweep", direction="maximize",
                                          load_if_exists=True, pruner=pruner, sampler=self.sampler(0))
 
-    def sampler(self, number: int) -> Any:
-        seed = int(rng.key(self.base.policy.seed, "sweep", number)) % (1 << 32)
+    def sampler(self, number: int, attempt: int = 0) -> Any:
+        """A trial's; where what it drew was tried before, it is drawn again at random, for TPE would come back to what it likes."""
+        seed = int(rng.key(self.base.policy.seed, "sweep", number, *([attempt] if attempt else []))) % (1 << 32)
         samplers = self.optuna.samplers
-        return samplers.TPESampler(seed=seed) if self.plan["sampler"] == "tpe" else samplers.RandomSampler(seed=seed)
+        return samplers.TPESampler(seed=seed) if self.plan["sampler"] == "tpe" and not attempt else samplers.RandomSampler(seed=seed)
 
-    def go_on(self, count: int, watcher: Watcher) -> list[dict[str, Any]]:
+    def ask(self, number: int, tried: set[tuple[str, ...]]) -> Any:
+        """The trial of this number, with settings that were not tried before."""
+        for attempt in count():
+            self.study.sampler = self.sampler(number, attempt)
+            trial = self.study.ask(fixed_distributions=self.distributions)
+            if self.known_by(trial.params) not in tried:
+                break
+            self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)         # without a reason: no trial of ours
+        return trial
+
+    def known_by(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """What tells configurations apart."""
+        return tuple(f"{v:.12g}" if isinstance(v := settings[a.name], float) else repr(v) for a in self.axes)
+
+    def left(self, tried: set[tuple[str, ...]]) -> float:
+        """How many configurations were not tried yet."""
+        return prod(map(_values_of, self.distributions.values())) - len(tried)
+
+    def go_on(self, most: int, watcher: Watcher) -> list[dict[str, Any]]:
         state, rounds = self.optuna.trial.TrialState, self.base.run.rounds
         for trial in self.study.get_trials(states=(state.RUNNING, state.WAITING)):
             # A process died in it. The same number draws the same settings again, and the run goes on in its folder.
             self.study.tell(trial.number, state=state.FAIL)
         done = self.made()
-        watcher.begin("sweeping", count, count * rounds)
-        watcher.rounds_done(min(len(done), count) * rounds)
-        for number in range(len(done), count):
-            self.study.sampler = self.sampler(number)
-            trial = self.study.ask(fixed_distributions=self.distributions)
+        tried = {self.known_by(t["settings"]) for t in done}
+        many = int(min(most, len(done) + self.left(tried)))
+        watcher.begin("sweeping", many, many * rounds)
+        watcher.rounds_done(min(len(done), many) * rounds)
+        for number in range(len(done), many):
+            trial = self.ask(number, tried)
+            tried.add(self.known_by(trial.params))
             failure = self.make(trial, watcher, number * rounds)
             watcher.rounds_done((number + 1) * rounds)
             watcher.run_done(f"trial {number}", failure)
@@ -212,6 +238,13 @@ class _Study:
                 out.append({"trial": len(out), "settings": {a.name: t.params[a.name] for a in self.axes}, "validation": t.value,
                             "state": names[t.state.name], "failure": t.user_attrs.get("failure"), "folder": t.user_attrs.get("folder")})
         return out
+
+
+def _values_of(distribution: Any) -> float:
+    """How many values a setting may take; a range of numbers without a step has no end of them."""
+    if hasattr(distribution, "choices"):
+        return len(distribution.choices)
+    return round((distribution.high - distribution.low) / distribution.step) + 1 if distribution.step else inf
 
 
 def _short(value: Any) -> str:
