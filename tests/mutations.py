@@ -51,8 +51,8 @@ MUTATIONS = (
              'trace = self.forward(model, x, train=True, key=', 'trace = self.forward(model, x, train=True, update_buffers=True, key=',
              f"{RULES}::test_building_leaves_no_statistics_of_the_probe"),
     # memoise
-    Mutation("equal forwards computed again", "core/step.py", "        if call not in memo:\n            with torch.set_grad",
-             "        if True:\n            with torch.set_grad", f"{RULES}::test_forwards_of_a_step"),
+    Mutation("equal forwards computed again", "core/step.py", "        if call not in memo:\n            trace =",
+             "        if True:\n            trace =", f"{RULES}::test_forwards_of_a_step"),
     Mutation("frozen models' passes forgotten between SAM's two", "core/step.py", "memo = self.memo if mine else self.step.memo",
              "memo = self.memo", f"{RULES}::test_forwards_of_a_step"),
     # ownership
