@@ -176,22 +176,46 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return out
 
 
+class _SetTwice(ValueError):
+    """One name with two values in a file. YAML and JSON would take the last without a word; TOML refuses by itself."""
+
+    def __init__(self, name: Any) -> None:
+        super().__init__(f"{name!r} is set twice. Leave one of them.")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML as `safe_load` reads it, but for names that are set twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise _SetTwice(twice)
+        return super().construct_mapping(node, deep)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise _SetTwice(twice)
+    return dict(pairs)
+
+
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """Settings from a TOML, YAML or JSON file, by its ending."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"There is no configuration file {str(path)!r}.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")          # some editors of Windows begin a file with a mark of its encoding
         if path.suffix == ".toml":
             values = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
-            values = yaml.safe_load(text)
+            values = yaml.load(text, _StrictLoader)
         elif path.suffix == ".json":
-            values = json.loads(text)
+            values = json.loads(text, object_pairs_hook=_each_once)
         else:
             raise ConfigError(f"The configuration file {str(path)!r} must end in .toml, .yaml, .yml or .json.")
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError, _SetTwice) as error:
         raise ConfigError(f"The configuration file {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"The configuration file {str(path)!r} must hold a table of settings.")
