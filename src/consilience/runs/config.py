@@ -19,7 +19,7 @@ from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
 from ..metrics.criterion import ACCURACY
 from ..metrics.registry import canonical
-from ..options import build, check, option
+from ..options import build, check, hints_of, option
 from ..parts.stack import Stack, parse_stack
 
 
@@ -98,6 +98,9 @@ class RunConfig:
         for key in values:
             if key not in _POLICY and key not in _RUN and key != "settings":
                 raise ConfigError(f"The run has no option {key!r}.{did_you_mean(key, cls.names())}")
+            if isinstance(values[key], str) and not values[key].strip() and hints_of(_RunOnly).get(key) == str | None:
+                raise ConfigError(f"The {key!r} option of the run is empty (a variable of the shell that is not set?). Leave it out to "
+                                  "have the default.")
         config = cls(build(_RunOnly, {k: v for k, v in values.items() if k in _RUN}, "the run"),
                      build(Policy, {k: v for k, v in values.items() if k in _POLICY}, "the run"),
                      flatten_settings(values.get("settings") or {}))
