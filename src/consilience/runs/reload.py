@@ -34,13 +34,18 @@ class OpenedRun:
         return (self.path / "done").is_file()
 
 
+def no_run(path: Path) -> ConfigError:
+    """The error for a folder without a run's settings."""
+    below = sorted(p.parent for p in path.glob("*/config.json"))
+    runs = f" It is a folder of runs, as of a comparison; name one of them, as {str(below[0])!r}." if below else ""
+    return ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.{runs}")
+
+
 def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration a run's folder holds, and what it says of its data."""
     path = Path(path)
     if not (path / "config.json").is_file():
-        below = sorted(p.parent for p in path.glob("*/config.json"))
-        runs = f" It is a folder of runs, as of a comparison; name one of them, as {str(below[0])!r}." if below else ""
-        raise ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.{runs}")
+        raise no_run(path)
     stored = read_json(path / "config.json")
     if not isinstance(stored, dict) or not {"config", "data"} <= stored.keys():
         raise ConfigError(f"The folder {str(path)!r} holds no run: its config.json is another program's.")
