@@ -29,6 +29,8 @@ MALFORMED = [
     # wrong types
     (["fedavg", "-o", "rounds=many"], "rounds"), (["fedavg", "-o", "rounds=2.5"], "rounds"),
     (["fedavg", "-o", "lr=fast"], "lr"), (["fedavg", "-o", "batch=ten"], "batch"),
+    (["fedavg", "--model", ""], "'model' option of the run is empty"), (["fedavg", "--split", " "], "'split' option of the run is empty"),
+    (["fedavg", "@", {"transform": ""}], "'transform' option of the run is empty"),
     (["fedavg", "-o", "epochs=1.5"], "epochs"), (["fedavg", "-o", "seed=x"], "seed"),
     (["fedavg", "-o", "participation=half"], "participation"), (["fedavg", "-o", "dropout=no"], "dropout"),
     (["fedavg", "-o", "clients=three"], "clients"), (["fedavg", "-o", "eval_every=often"], "eval_every"),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
 TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "1", "--lr", "0.1")
 
 
@@ -31,6 +37,28 @@ def test_warnings_show_brackets(capsys):
     with console.capture() as got:
         console.print(Table(["[/a]"], [["[-0.1, +0.2] [/x]"]], "t [/t]", ["n [/n]"]).rich())
     assert all(text in got.get() for text in ("[/a]", "[/x]", "[/t]", "[/n]"))
+
+
+def test_a_split_and_its_picture_that_cannot_be_written(cli, tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "folder.svg").mkdir()
+    assert "Cannot write 'folder.json': Is a directory" in cli("data", "show", "digits", "--save", "folder.json", code=4).err
+    assert "Cannot write 'folder.svg': Is a directory" in cli("data", "show", "digits", "--out", "folder.svg", code=4).err
+
+
+def test_a_part_that_cannot_be_written(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "Cannot write 'file/mine.py'" in cli("new", "part", "mine", "--folder", "file", code=4).err
+
+
+def test_a_path_that_the_system_refuses_is_named(cli, tmp_path, monkeypatch):
+    """As a folder that may not be looked into. Who runs tests as root may look anywhere, so another refusal stands in for it."""
+    (tmp_path / "photos").mkdir()
+    monkeypatch.setattr(Path, "iterdir", partial(os.stat, "photos/refused"))
+    assert cli("data", "check", "folder(path='photos')", code=4).err.startswith("Error: No such file or directory: 'photos/refused'.")
+    monkeypatch.setenv("CONSILIENCE_TRACEBACK", "1")
+    with pytest.raises(OSError, match="refused"):
+        cli("data", "check", "folder(path='photos')")
 
 
 def test_an_unknown_form_is_said_before_training(cli, tmp_path):

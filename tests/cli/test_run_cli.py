@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -144,6 +145,33 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     assert 3 < before < 401
     from consilience.runs.reload import open_run
     assert 0 < open_run(tmp_path / "r").federation.round_number <= before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals can be blocked on POSIX alone")
+def test_ctrl_c_while_processes_start_leaves_no_traceback_of_theirs(tmp_path):
+    """A terminal sends Ctrl-C to every process of a comparison, to those that are still importing too."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'torch' and any('spawn_main' in word for word in sys.orig_argv):\n"
+        f"            pathlib.Path({str(tmp_path / 'importing')!r}).touch()\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow)\n")
+    command = [sys.executable, "-c", "from consilience.cli import main; main()", "compare", "fedavg", *TINY, "--jobs", "2", "--out", "c"]
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                               env={**os.environ, "PYTHONPATH": path})
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "importing").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command again to go on" in err
+    assert "Traceback" not in err
 
 
 def test_the_score_of_clients_held_out_is_printed(cli, tmp_path):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -331,3 +332,17 @@ def test_flamby_through_its_package(monkeypatch):
 def test_what_a_notebook_asks_for_first_is_at_the_top():
     assert consilience.load is load
     assert consilience.from_arrays is from_arrays
+
+
+def test_pictures_with_a_transparent_palette_are_read_in_silence(tmp_path):
+    """Pillow warns of every kind of transparency that it leaves out; the colours are the palette's all the same."""
+    picture = pytest.importorskip("PIL.Image").new("P", (4, 4))
+    picture.putpalette([10, 20, 30, 40, 50, 60])
+    picture.putpixel((1, 0), 1)
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        picture.save(tmp_path / kind / "a.png", transparency=bytes([255, 128]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = make(f"folder(path='{tmp_path}')").read().x
+    assert x[0, :, 0, :2].tolist() == [[10, 40], [20, 50], [30, 60]]

@@ -38,15 +38,34 @@ def table(tmp_path, text: str, encoding: str = "utf-8") -> str:
     (",bp,ward,dx\n0,2,north,ill\n", ("Column 1", "row index", "drop=")),
     (HEAD.replace(",", ";") + "1;2;north;ill\n", ("separator=';'",)),
     (HEAD + "1e39,2,north,ill\n", ("'1e39' in row 1", "3.4e38")),
+    (HEAD.replace(",", ";") + "1,5;2;north;ill\n", ("Line 2", "separator=';'")),
+    (HEAD + "1,2,north,ill\n1,2,\"north,ill\n3,4,south,well\n", ("columns", "quotation mark")),
+    ("", ("is empty",)), (HEAD, ("has a header and no rows",)),
 ])
 def test_tables(tmp_path, text, words):
     refused(table(tmp_path, text), *words)
 
 
 def test_tables_in_other_encodings_and_places(tmp_path):
-    refused(table(tmp_path, HEAD + "50,120,Köln,ill\n", "latin-1"), "UTF-8", "iconv")
+    refused(table(tmp_path, HEAD + "50,120,Köln,ill\n", "latin-1"), "UTF-8", "iconv -f latin1")
+    refused(table(tmp_path, HEAD + "50,120,Köln,ill\n", "utf-16"), "UTF-16", "iconv -f utf-16")
+    for start, words in ((b"PK\x03\x04", "Excel workbook"), (b"\xd0\xcf\x11\xe0", "Excel workbook"), (b"\x1f\x8b", "gunzip"),
+                         (b"PAR1", ".parquet")):
+        spec = table(tmp_path, "")
+        (tmp_path / "wards.csv").write_bytes(start + b"\x00\x9f")
+        refused(spec, "wards.csv", words)
     (tmp_path / "wards" / "north.csv").mkdir(parents=True)
     refused(f'table(path="{tmp_path / "wards"}", label=dx)', "north.csv", "Is a directory")
+
+
+def test_tables_with_a_decimal_comma(tmp_path):
+    """As spreadsheets write them where numbers have one."""
+    spec = table(tmp_path, "age;bp;ward;dx\n50,5;-1,25;north;ill\n60;1e1;south;well\n").removesuffix(")")
+    refused(f"{spec}, separator=';')", "'50,5' in row 1", "decimal=','")
+    assert load(f"{spec}, separator=';', decimal=',')", test="clients").x.tolist() == [[50.5, -1.25], [60.0, 10.0]]
+    spec = table(tmp_path, "age;bp;ward;dx\n1.234;1;north;ill\n").removesuffix(")")
+    refused(f"{spec}, separator=';', decimal=',')", "'1.234' in row 1")          # a thousand and some, or a little more than one
+    refused(f"{spec}, separator=';;')", "one character", "';;'")
 
 
 def test_labels_that_are_missing_in_memory():

@@ -102,3 +102,18 @@ def test_the_form_of_a_sites_own_data(tmp_path):
     assert tomllib.loads(pyproject("wards", commas))["tool"]["flwr"]["app"]["config"]["feature_names"] == '["a", "b, in mg"]'
     plain = settle({"method": "fedavg", "sample": "1,28,28", "classes": 10, "input": "uint8"})
     assert plain.run.run.model
+
+
+def test_classes_that_the_site_lacks_are_named(tmp_path):
+    """Three names used to be written beside two classes, so that a site with the third one was refused in the run."""
+    (tmp_path / "t.csv").write_text("a,b,label\n" + "1,2,ill\n3,4,well\n" * 5)
+    two = f"table(path='{tmp_path}/t.csv')"
+    settings = settle({"method": "fedavg", "class_names": "ill,well,unknown"}, like=two)
+    assert (settings.agreed.classes, settings.agreed.class_names) == (3, ("ill", "well", "unknown"))
+    for values in ({"classes": 3}, {"classes": 3, "class_names": "ill,well"}):
+        with pytest.raises(ConfigError, match="has 3 classes and names 2 of them: ill, well"):
+            settle({"method": "fedavg", **values}, like=two)
+    (tmp_path / "t.csv").write_text("a,b,label\n" + "1,2,well\n" * 5)
+    assert settle({"method": "fedavg", "class_names": "ill,well"}, like=two).agreed.classes == 2
+    with pytest.raises(ConfigError, match=r"Got 1 instead\. Name all classes in their order, as in class_names=well,"):
+        settle({"method": "fedavg"}, like=two)

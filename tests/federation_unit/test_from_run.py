@@ -88,6 +88,10 @@ def test_what_belongs_to_the_simulation_alone_is_left_and_named():
 def test_folders_that_hold_no_run(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         read_run(tmp_path / "none")
+    (tmp_path / "compared" / "fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "compared" / "fedavg-seed0" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"folder of runs.*name one of them, as '.*fedavg-seed0'"):
+        read_run(tmp_path / "compared")
     (tmp_path / "config.json").write_text(json.dumps({"config": {"method": "fedavg"}}))
     with pytest.raises(DataError, match="not that of a run"):
         read_run(tmp_path)

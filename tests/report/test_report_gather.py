@@ -64,6 +64,17 @@ def test_seeds_of_several_machines_form_one_group(tmp_path):
     assert not gathered.notes
 
 
+def test_the_search_of_a_comparison_is_no_seed_of_its_results(tmp_path):
+    """`compare --tune` keeps its search beside the compared runs; the chosen settings used to count with the seed they were chosen on."""
+    compared = [write_run(tmp_path, seed=seed) for seed in (3, 4)]
+    chosen, other = write_run(tmp_path, seed=1_000_003), write_run(tmp_path, seed=1_000_003, lr=0.5)
+    gathered = gather([tmp_path])
+    assert [(g.label, [r.path for r in g.runs]) for g in gathered.groups] == [("fedavg", compared)]
+    assert any("2 runs of a comparison's search (seed 1000003) are left out" in note for note in gathered.notes)
+    assert {r.path for r in gather([tmp_path, other]).runs} == {*compared, other}
+    assert {r.path for r in gather([chosen, other]).runs} == {chosen, other}
+
+
 def test_a_method_counts_not_the_way_it_was_typed(tmp_path):
     write_run(tmp_path, "fedprox", 0, settings={"prox.mu": 0.1})
     write_run(tmp_path, "fedprox(mu=0.1)", 1)

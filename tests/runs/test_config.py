@@ -71,6 +71,28 @@ def test_files_must_hold_a_table(tmp_path):
         read_config_file(tmp_path / "bytes.toml")
 
 
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.yaml", "rounds: 2\nrounds: 3\n"), ("b.yml", "settings:\n  prox.mu: 1\n  rounds: 1\n  prox.mu: 1\n"),
+    ("c.json", '{"rounds": 2, "rounds": 3}'), ("d.toml", "rounds = 2\nrounds = 3\n")])
+def test_a_name_is_set_once(tmp_path, name, text):
+    """YAML and JSON take the last of two values, and say nothing."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(name)) as refused:
+        read_config_file(tmp_path / name)
+    assert name == "d.toml" or f"{'prox.mu' if name == 'b.yml' else 'rounds'!r} is set twice" in str(refused.value)
+
+
+def test_what_a_merge_brings_in_may_be_set_again(tmp_path):
+    (tmp_path / "a.yaml").write_text("settings:\n  <<: {prox.mu: 1, dbe.kappa: 2}\n  prox.mu: 3\n")
+    assert read_config_file(tmp_path / "a.yaml") == {"settings": {"prox.mu": 3, "dbe.kappa": 2}}
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "rounds = 2\r\n"), ("a.yaml", "rounds: 2\r\n"), ("a.json", '{"rounds": 2}')])
+def test_files_of_windows_editors_are_read(tmp_path, name, text):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_config_file(tmp_path / name) == {"rounds": 2}
+
+
 def test_client_names_become_file_names_that_do_not_meet():
     names = ["a", "a/b", "a_b", "a b", ".hidden", "..", "ü", "A"]
     files = [safe_name(n) for n in names]

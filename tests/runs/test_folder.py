@@ -89,6 +89,28 @@ def test_what_is_in_it(trained):
     assert read_tensors(at / "final" / "clients" / f"{names[0].name}.safetensors").keys() == {"personal/prbm/shift"}
 
 
+def test_settings_of_a_newer_version_are_said_to_be(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained("dbe"), tmp_path / "r")
+    stored = json.loads((tmp_path / "r" / "config.json").read_text())
+    stored["config"]["horizon"] = 3
+    (tmp_path / "r" / "config.json").write_text(json.dumps(stored))
+    monkeypatch.setattr("consilience.runs.reload.version_of", lambda name: "0.1.0")
+    made = json.loads((tmp_path / "r" / "environment.json").read_text())
+    for version, said in (("0.1.0", False), ("7.2.0", True)):
+        made["packages"]["consilience"] = version
+        (tmp_path / "r" / "environment.json").write_text(json.dumps(made))
+        with pytest.raises(ConfigError, match=r"run in '.*r' cannot be read here.*no option 'horizon'") as refused:
+            open_run(tmp_path / "r")
+        assert ("It was made with consilience 7.2.0, and this is 0.1.0" in str(refused.value)) == said
+
+
+@pytest.mark.parametrize("text", ['{"architectures": ["Bert"]}', "[1, 2]"])
+def test_a_config_json_of_another_program_is_no_run(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"holds no run: its config\.json is another program's"):
+        open_run(tmp_path)
+
+
 def test_equal_runs_are_equal_bytes(trained, tiny, tmp_path):
     consilience.run("dbe", out=tmp_path / "b", **tiny)
     assert models(trained("dbe")) == models(tmp_path / "b")

@@ -288,6 +288,7 @@ def test_a_card_names_the_columns_of_a_table_and_what_is_done_to_them(wards):
     "age,dose,days\n3,1,0.5\n6,0,2\n1,2,1.5\n",                          # no labels
     "days,age,dose\n0.5,3,1\n2,6,0\n1.5,1,2\n",                          # in another order
     "id,days,age,dose\n7,0.5,3,1\n8,2,6,0\n9,1.5,1,2\n",                 # and one column more
+    "note,days,age,dose,bp\nfell,0.5,3,1,\n,2,6,0,90\nox,1.5,1,2,\n",    # of words, of gaps
 ])
 def test_a_table_to_predict_needs_no_labels_and_goes_by_the_names_of_its_columns(wards, text):
     at, expected = wards

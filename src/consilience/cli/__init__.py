@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -11,8 +12,9 @@ import typer.main
 from rich.markup import escape
 
 from .. import __version__
-from ..blame import blame
+from ..blame import VARIABLE, blame
 from ..errors import ConsilienceError
+from ..runs.files import DiskError
 from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
 
@@ -81,11 +83,15 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:
-        told = blame(error)
+        told, code = blame(error), 2
+        if told is None and isinstance(error, OSError) and error.filename is not None and not os.environ.get(VARIABLE):
+            # what the system says of a path: not permitted, a folder in place of a file, too long a name
+            told, code = (f"{error.strerror or error}: {str(error.filename)!r}. Mend that, or name another place. "
+                          f"{VARIABLE}=1 shows what it was needed for."), DiskError.exit_code
         if told is None:
             raise
         err().print(f"[red]Error:[/red] {escape(told)}", soft_wrap=True)
-        sys.exit(2)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ..data import SOURCES, directory, load, save_split, statistics, verify
 from ..data.download import download as fetch
 from ..data.picture import draw_split
 from ..data.sources import make
+from ..runs.files import disk
 from ..runs.progress import progress_bar
 from .output import AsJson, print_json
 
@@ -148,10 +149,13 @@ def show(name: Name,
         numbers = statistics.describe(data, part)
         if save:
             stages.tell("saving the split")
-            save_split(data, save)
+            with disk("write", save):
+                save_split(data, save)
+        picture = None
         if out:
             stages.tell("drawing")
-        picture = draw_split(data, out, part, data.description["class_names"]) if out else None
+            with disk("write", out):
+                picture = draw_split(data, out, part, data.description["class_names"])
     if as_json:
         return print_json({"description": data.description, "statistics": numbers,
                             "picture": str(picture) if picture else None,

@@ -18,6 +18,7 @@ from ..parts.registry import PARTS
 from ..report.tables import Table
 from ..runs.explain import explain as explain_stack
 from ..runs.explain import list_methods
+from ..runs.files import write_bytes
 from ..runs.privacy import privacy_line
 from ..runs.run import build_federation, load_data
 from . import settings as s
@@ -134,9 +135,8 @@ def new_part(name: Annotated[str, typer.Argument(help="The part's name: small le
     for path in files:
         if path.exists():
             raise ConfigError(f"The file {str(path)!r} exists already. Choose another name or --folder.")
-    folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
+        write_bytes(path, text.encode())
     if as_json:
         return print_json({"name": name, "class": cls, "files": [str(path) for path in files]})
     for path in files:

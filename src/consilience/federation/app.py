@@ -25,7 +25,7 @@ from ..engines.flower.build import rehearse
 from ..engines.flower.settings import FederationSettings, _Agreed
 from ..errors import ConfigError, DataError
 from ..models import default_for
-from ..options import parse_call
+from ..options import coerce, parse_call
 from ..runs.config import _RunOnly, flatten_settings
 from ..runs.files import disk
 from ..runs.scoring import cautions_of
@@ -82,6 +82,8 @@ def settle(values: Mapping[str, Any], *, like: str | None = None, name_of_data: 
            warn: Callable[[str], None] = lambda text: None) -> FederationSettings:
     """Settings with what `like` (a data set or a site's adapter) tells of the samples, tried out."""
     given = {**(_form_of(like) if like else {}), **values}
+    if values.get("class_names") and "classes" not in values:             # that site may lack some of them
+        given["classes"] = len(coerce(values["class_names"], tuple[str, ...], "The 'class_names' option of the federation"))
     if not given.get("sample") and not like:
         raise ConfigError("What do samples look like? Say --like with a site's data, as in --like \"arrays(path='site.npz')\", or "
                           "--sample 1,28,28 --classes 10.")

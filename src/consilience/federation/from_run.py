@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.flower.settings import RUN_NAMES
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..runs.files import read_json
+from ..runs.reload import no_run
 from .site import ADAPTERS
 
 # What a simulation may do to its clients and a federation does not: sites differ and fail by themselves.
@@ -30,7 +31,7 @@ def read_run(folder: str | Path) -> Simulated:
     """The settings of a run's folder that a federation has as well."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise ConfigError(f"The folder {str(folder)!r} holds no run: it has no config.json.")
+        raise no_run(Path(folder))
     held = read_json(path)
     try:
         config, about = dict(held["config"]), dict(held["data"])

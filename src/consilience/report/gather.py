@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..parts.stack import parse_stack
 from ..runs.files import read_json
 from ..runs.folder import read_records
 from ..runs.result import summarise
+from ..runs.tune import APART
 
 # Differ between runs whose results may be put into one band: the seeds, and settings that say where and how a run is
 # carried out but not what it computes. The layout is among them: machines choose it, each for itself.
@@ -113,7 +114,10 @@ def read_run(path: Path) -> StoredRun:
 
 
 def gather(folders: Sequence[str | Path]) -> Gathered:
-    """All runs below the folders. One that cannot be read, or has no scores yet, is left out and named in the notes."""
+    """All runs below the folders. One that cannot be read, or has no scores yet, is left out and named in the notes.
+
+    So are the runs in which a comparison searched its settings: these were chosen on their seed, so that a mean over it flatters.
+    """
     runs, notes = [], []
     for path in find_runs(folders):
         try:
@@ -129,8 +133,22 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
         runs.append(run)
     if not runs:
         raise ConfigError("None of the runs can be shown. " + " ".join(notes))
-    groups, more = group_runs(runs)
+    searched = _searches(runs, {Path(folder).resolve() for folder in folders})
+    if searched:
+        notes.append(f"{len(searched)} run{'s' if len(searched) > 1 else ''} of a comparison's search (seed "
+                     f"{', '.join(map(str, sorted({run.seed for run in searched})))}) are left out: settings were chosen on them. "
+                     "A folder that is named itself is shown.")
+    groups, more = group_runs([run for run in runs if run not in searched])
     return Gathered(groups, notes + more)
+
+
+def _searches(runs: Sequence[StoredRun], named: Collection[Path]) -> list[StoredRun]:
+    """Runs of `compare --tune` that are not compared, told by their seed from the runs that lie beside them."""
+    beside: dict[Path, set[int]] = {}
+    for run in runs:
+        beside.setdefault(run.path.parent.resolve(), set()).add(run.seed)
+    return [run for run in runs
+            if run.seed - APART in beside[run.path.parent.resolve()] and run.path.resolve() not in named]
 
 
 def group_runs(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:

@@ -19,7 +19,7 @@ from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
 from ..metrics.criterion import ACCURACY
 from ..metrics.registry import canonical
-from ..options import build, check, option
+from ..options import build, check, hints_of, option
 from ..parts.stack import Stack, parse_stack
 
 
@@ -98,6 +98,9 @@ class RunConfig:
         for key in values:
             if key not in _POLICY and key not in _RUN and key != "settings":
                 raise ConfigError(f"The run has no option {key!r}.{did_you_mean(key, cls.names())}")
+            if isinstance(values[key], str) and not values[key].strip() and hints_of(_RunOnly).get(key) == str | None:
+                raise ConfigError(f"The {key!r} option of the run is empty (a variable of the shell that is not set?). Leave it out to "
+                                  "have the default.")
         config = cls(build(_RunOnly, {k: v for k, v in values.items() if k in _RUN}, "the run"),
                      build(Policy, {k: v for k, v in values.items() if k in _POLICY}, "the run"),
                      flatten_settings(values.get("settings") or {}))
@@ -176,22 +179,46 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return out
 
 
+class _SetTwice(ValueError):
+    """One name with two values in a file. YAML and JSON would take the last without a word; TOML refuses by itself."""
+
+    def __init__(self, name: Any) -> None:
+        super().__init__(f"{name!r} is set twice. Leave one of them.")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML as `safe_load` reads it, but for names that are set twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise _SetTwice(twice)
+        return super().construct_mapping(node, deep)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise _SetTwice(twice)
+    return dict(pairs)
+
+
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """Settings from a TOML, YAML or JSON file, by its ending."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"There is no configuration file {str(path)!r}.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")          # some editors of Windows begin a file with a mark of its encoding
         if path.suffix == ".toml":
             values = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
-            values = yaml.safe_load(text)
+            values = yaml.load(text, _StrictLoader)
         elif path.suffix == ".json":
-            values = json.loads(text)
+            values = json.loads(text, object_pairs_hook=_each_once)
         else:
             raise ConfigError(f"The configuration file {str(path)!r} must end in .toml, .yaml, .yml or .json.")
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError, _SetTwice) as error:
         raise ConfigError(f"The configuration file {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"The configuration file {str(path)!r} must hold a table of settings.")

@@ -17,7 +17,7 @@ from ..cuda_start import QUEUES
 _PACKAGES = ("consilience", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
@@ -48,7 +48,7 @@ def _tf32() -> dict[str, bool]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    return {"python": sys.version.split()[0], "platform": platform.platform(), "packages": {p: _version(p) for p in _PACKAGES},
+    return {"python": sys.version.split()[0], "platform": platform.platform(), "packages": {p: version_of(p) for p in _PACKAGES},
             "device": str(device), "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "tf32": _tf32() if device.type == "cuda" else None,
             "queues": os.environ.get(QUEUES) if device.type == "cuda" else None, "threads": torch.get_num_threads(), "cpus": os.cpu_count(),

@@ -191,7 +191,7 @@ class _Runs:
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=start)
         running: dict[Future[tuple[Outcome, list[str]]], int] = {}
         try:
-            with _without_the_script():
+            with _without_the_script(), _deaf_to_ctrl_c():
                 for i in left:
                     job = self.jobs[i]
                     running[pool.submit(_in_worker, i, job.config.flat(), job.folder, self.again, self.until, job.then, job.ran)] = i
@@ -233,6 +233,23 @@ def _without_the_script() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = script
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started meanwhile do not hear Ctrl-C, which is ours to handle; a terminal sends it to all of them.
+
+    One that is still importing would end in a traceback. What is blocked here is blocked in them from their first moment, and here
+    it arrives afterwards. Windows cannot block signals; there `_start_worker` ignores it, some moments later.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from ..core.federation import Federation
 from ..data import SOURCES, FederatedData
 from ..errors import ConfigError, DataError
 from .config import RunConfig
+from .environment import version_of
 from .files import read_json
 from .folder import RunFolder, read_records
 from .outside import refuse_other_code
@@ -33,18 +34,35 @@ class OpenedRun:
         return (self.path / "done").is_file()
 
 
+def no_run(path: Path) -> ConfigError:
+    """The error for a folder without a run's settings."""
+    below = sorted(p.parent for p in path.glob("*/config.json"))
+    runs = f" It is a folder of runs, as of a comparison; name one of them, as {str(below[0])!r}." if below else ""
+    return ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.{runs}")
+
+
 def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration a run's folder holds, and what it says of its data."""
     path = Path(path)
     if not (path / "config.json").is_file():
-        below = sorted(p.parent for p in path.glob("*/config.json"))
-        runs = f" It is a folder of runs, as of a comparison; name one of them, as {str(below[0])!r}." if below else ""
-        raise ConfigError(f"The folder {str(path)!r} holds no run: it has no config.json.{runs}")
+        raise no_run(path)
     stored = read_json(path / "config.json")
+    if not isinstance(stored, dict) or not {"config", "data"} <= stored.keys():
+        raise ConfigError(f"The folder {str(path)!r} holds no run: its config.json is another program's.")
     values = {**stored["config"], **{k: v for k, v in stored.get("places", {}).items() if v is not None}}
     if data_dir is not None:
         values["data_dir"] = data_dir
-    return RunConfig.make(values), stored["data"]
+    try:
+        return RunConfig.make(values), stored["data"]
+    except ConfigError as error:
+        raise ConfigError(f"The settings of the run in {str(path)!r} cannot be read here. {error}{_of_another_version(path)}") from error
+
+
+def _of_another_version(path: Path) -> str:
+    """What to do where settings are not known because a newer version wrote them."""
+    made = read_json(path / "environment.json") if (path / "environment.json").is_file() else {}
+    theirs, ours = made.get("packages", {}).get("consilience"), version_of("consilience")
+    return f" It was made with consilience {theirs}, and this is {ours}: use that version." if theirs and ours and theirs != ours else ""
 
 
 def open_run(path: str | Path, data_dir: str | None = None, data: FederatedData | None = None) -> OpenedRun:

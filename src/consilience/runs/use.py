@@ -124,7 +124,8 @@ def samples_for(run: OpenedRun, source: str, data_dir: str | None = None, labell
     Where they need not be `labelled`, samples may come without.
     """
     own = sources.make(source)
-    dataset = _in_columns(run, own.read(data_dir) if labelled else own.read_samples(data_dir), source)
+    wanted = _read_columns(run) if own.named_features else ()
+    dataset = in_columns(own.read_for(wanted, data_dir, labelled), wanted, f"Samples of {source!r}", "the run was trained on")
     if dataset.task != run.data.task:
         raise DataError(f"The samples of {source!r} are for {dataset.task}, the run was trained for {run.data.task}.")
     if isinstance(dataset, TextDataset):
@@ -134,12 +135,6 @@ def samples_for(run: OpenedRun, source: str, data_dir: str | None = None, labell
         raise DataError(f"Samples of {source!r} have the shape {tuple(got.shape[1:])} and the type {_kind(got)}; the run was trained on "
                         f"{tuple(want.shape[1:])} and {_kind(want)}.")
     return dataset, _labels(run, dataset)
-
-
-def _in_columns(run: OpenedRun, dataset: Dataset, source: str) -> Dataset:
-    """The columns that the run was trained on."""
-    wanted = _read_columns(run) if dataset.feature_names else ()
-    return in_columns(dataset, wanted, f"Samples of {source!r}", "the run was trained on")
 
 
 def _read_columns(run: OpenedRun) -> tuple[str, ...]:

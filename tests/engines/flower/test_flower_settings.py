@@ -18,7 +18,8 @@ BASE = {"sample": "1,8,8", "classes": 10}
 
 
 def test_settings_survive_flower_s_flat_form() -> None:
-    made = FederationSettings.make({**BASE, "method": "scaffold+dbe", "settings.dbe.kappa": 5, "min-sites": 3, "class_names": "a,b",
+    made = FederationSettings.make({**BASE, "method": "scaffold+dbe", "settings.dbe.kappa": 5, "min-sites": 3,
+                                    "class_names": "a,b,c,d,e,f,g,h,i,j",
                                     "transform": "normalise(mean=(0.5,), std=(0.5,))", "steps": "none", "vocabulary": "none"})
     flat = made.flat()
     assert all(isinstance(v, (str, int, float, bool)) for v in flat.values())
@@ -34,6 +35,7 @@ def test_settings_survive_flower_s_flat_form() -> None:
     ({**BASE, "method": "union"}, "pooled data"), ({**BASE, "method": "scaffoldd"}, "Did you mean 'scaffold'"),
     ({**BASE, "data": "digits"}, "no setting 'data'"), ({**BASE, "late": "keep"}, "must be one of discard, wait"),
     ({**BASE, "participation": 9}, "asks for 9 clients"), ({**BASE, "transform": "crop(size=3)"}, "crop"),
+    ({**BASE, "class_names": "a,b"}, "has 10 classes and names 2 of them"),
     ({**BASE, "deadline": -1}, "at least 0"), ({**BASE, "dropout": 0.5}, "fail by themselves"),
 ])
 def test_wrong_settings_are_refused_by_name(values: dict, message: str) -> None:

@@ -41,6 +41,8 @@ def read_images(paths: Sequence[Path], size: int, *, grey: bool = False) -> Tens
                     raise DataError(f"The image {path} has more than 8 bits for each pixel (Pillow's mode {image.mode!r}), which would be "
                                     "cut off at 255. Save it with 8 bits, in the window that shows what matters, or bring the values as "
                                     "real numbers: arrays(path=\"….npz\").")
+                if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+                    image.info.pop("transparency")              # it has no say in the colours, and Pillow warns of it in every process
                 plain = image.convert("L" if grey else "RGB")
                 if plain.size != (size, size):
                     plain = plain.resize((size, size), Image.Resampling.BILINEAR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -61,6 +62,7 @@ class Source:
     default_test: ClassVar[str] = "clients"                     # "published" where every row has a part of its own
     default_transform: ClassVar[str | None] = None              # None: normalisation where the data set has a mean
     needs_path: ClassVar[bool] = False                          # what users bring: there is nothing to look for without a path
+    named_features: ClassVar[bool] = False                      # whether the numbers of a sample have names, as the columns of a table
 
     def __post_init__(self) -> None:
         options.check(self, f"source {self.name!r}")
@@ -87,6 +89,11 @@ class Source:
     def read_samples(self, directory: str | Path | None = None) -> Dataset:
         """As `read`, but where the samples have no labels these are −1: for predictions. Sources that always have labels just read."""
         return self.read(directory)
+
+    def read_for(self, wanted: Collection[str], directory: str | Path | None = None, labelled: bool = True) -> Dataset:
+        """As `read`, or as `read_samples` where samples need no labels, for whoever uses these features alone (none named: all).
+        What else there is may then be in any form."""
+        return self.read(directory) if labelled else self.read_samples(directory)
 
     def read_folder(self, folder: Path) -> Dataset:
         """The data set, from the folder that holds its files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +39,13 @@ class Table(Source):
     missing: str = option("refuse", "numbers that are missing: refuse them, or take the mean of the column over the client's other rows",
                           choices=("refuse", "mean"))
     separator: str = option(",", "what separates columns of a CSV file")
+    decimal: str = option(".", "what stands before the decimals of a number in a CSV file", choices=(".", ","))
 
     name = "table"
     title = "your CSV or Parquet table, with a label and a client column"
     kind = "yours"
     needs_path = True
+    named_features = True
     default_split = ""
     how_to_get = 'write table(path="….csv", label="…", client="…").'
 
@@ -52,7 +55,10 @@ class Table(Source):
     def read_samples(self, directory: str | Path | None = None) -> Dataset:
         return self._dataset(directory, must_be_labelled=False)
 
-    def _dataset(self, directory: str | Path | None, must_be_labelled: bool) -> Dataset:
+    def read_for(self, wanted: Collection[str], directory: str | Path | None = None, labelled: bool = True) -> Dataset:
+        return self._dataset(directory, labelled, wanted)
+
+    def _dataset(self, directory: str | Path | None, must_be_labelled: bool, wanted: Collection[str] = ()) -> Dataset:
         path = find_path(self.path, self.name, directory)
         files = _files(path)
         tables = [_parquet(file) if file.suffix.lower() in _PARQUET else _csv(file, self.separator) for file in files]
@@ -67,6 +73,8 @@ class Table(Source):
         features = [c for c in tables[0] if c not in {self.label, self.client, *self.drop}]
         if not features:
             raise DataError(f"The table {files[0]} has no column left to be a feature.")
+        # those that nobody wants may hold anything; sex=F and sex=M are wanted of sex
+        features = [c for c in features if c in wanted or any(name.startswith(f"{c}=") for name in wanted)] or features
         owner: list[Any] | None = None
         if self.client:
             owner = [value for columns in tables for value in columns[self.client]]
@@ -93,7 +101,8 @@ class Table(Source):
                 parts += [np.asarray([w == value for w in words], np.float32) for value in known]
                 names += [f"{c}={value}" for value in known]
             else:
-                parts.append(np.concatenate([_numbers(table[c], c, file, self.missing == "mean") for file, table in zip(files, tables)]))
+                parts.append(np.concatenate([_numbers(table[c], c, file, self.missing == "mean", self.decimal)
+                                             for file, table in zip(files, tables)]))
                 names.append(c)
                 if self.missing == "mean":
                     _fill(parts[-1], owner, c)
@@ -126,8 +135,24 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
+# What a file that is no text begins with, what it then is, and what to do.
+_OTHER_FORMS = {
+    b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV in UTF-8, or unpack the archive",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook. Save the sheet as CSV in UTF-8",
+    b"\x1f\x8b": "compressed. Unpack it with: gunzip FILE",
+    b"PAR1": "a Parquet file. Let its name end in .parquet",
+    b"\xff\xfe": "text in UTF-16. Save it again as UTF-8, for example with: iconv -f utf-16 -t utf-8 OLD > NEW",
+    b"\xfe\xff": "text in UTF-16. Save it again as UTF-8, for example with: iconv -f utf-16 -t utf-8 OLD > NEW"}
+
+
 def _csv(path: Path, separator: str) -> dict[str, Any]:
+    if len(separator) != 1:
+        raise DataError(f"The separator of a table's columns is one character, as ';' or '\\t'. Got {separator!r} instead.")
     try:
+        with path.open("rb") as raw:
+            start = raw.read(8)
+        if form := next((form for mark, form in _OTHER_FORMS.items() if start.startswith(mark)), None):
+            raise DataError(f"The file {path} is not a CSV file in UTF-8 but {form}.")
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter=separator)
             header = [h.strip() for h in next(rows, [])]
@@ -136,19 +161,21 @@ def _csv(path: Path, separator: str) -> dict[str, Any]:
                 if not row:
                     continue
                 if len(row) != len(header):
+                    hint = _separated(header) or (" A value goes over several lines: is a quotation mark before it not closed?"
+                                                  if any("\n" in value for value in row) else "")
                     raise DataError(f"Line {rows.line_num} of {path} must have {len(header)} columns, as the header has. "
-                                    f"Got {len(row)} instead.")
+                                    f"Got {len(row)} instead.{hint}")
                 for column, value in zip(columns, row):
                     column.append(value.strip())
     except UnicodeDecodeError as error:
         raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}. Save it again as UTF-8, for example with: "
                         f"iconv -f latin1 -t utf-8 OLD > NEW") from None
-    except (csv.Error, TypeError) as error:
+    except (csv.Error, TypeError, ValueError) as error:      # Python has had all three for a separator it does not take
         raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}.") from None
     except OSError as error:
         raise DataError(f"The file {path} cannot be read: {error.strerror or error}.") from None
     if not header or not columns[0]:
-        raise DataError(f"The file {path} is empty: a header and rows were expected.")
+        raise DataError(f"The file {path} {'has a header and no rows' if header else 'is empty'}: a header and rows were expected.")
     for i, name in enumerate(header):
         if not name:
             raise DataError(f"Column {i + 1} of {path} has no name in the header (a row index that was saved along?). Delete the column, "
@@ -158,7 +185,7 @@ def _csv(path: Path, separator: str) -> dict[str, Any]:
     return dict(zip(header, columns))
 
 
-def _separated(columns: dict[str, Any]) -> str:
+def _separated(columns: Collection[str]) -> str:
     """A hint where the whole header was read as one column."""
     only = next(iter(columns)) if len(columns) == 1 else ""
     found = next((mark for mark in (";", "\t", "|", ",") if mark in only), None)
@@ -177,6 +204,7 @@ def _parquet(path: Path) -> dict[str, Any]:
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
+_COMMA = re.compile(r"[-+]?\d+,\d+")
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?", ".")          # how tables write that there is no value
 
 
@@ -198,18 +226,21 @@ def _fill(values: np.ndarray, owner: list[Any] | None, column: str) -> None:
         values[mine & gone] = values[mine & ~gone].astype(np.float64).mean()
 
 
-def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False) -> np.ndarray:
+def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False, decimal: str = ".") -> np.ndarray:
     out = np.empty(len(values), np.float32)
+    # with a decimal comma a point would group thousands: 1.234 is not read as a little more than one
+    as_python = str.maketrans({decimal: ".", ".": decimal})
     for i, value in enumerate(values):
         if gaps and not _word(value):
             out[i] = np.nan
             continue
         try:
-            number = float(value)
+            number = float(value.translate(as_python) if isinstance(value, str) else value)
         except (TypeError, ValueError):
             number = float("nan")
         if not abs(number) <= _LARGEST:
             cure = ("Fill it, let missing='mean' take the mean" if not _word(value) else
+                    "If that is a decimal comma, write decimal=','; or mend it" if decimal == "." and _COMMA.fullmatch(str(value)) else
                     f"If these are categories, write categories={column!r}; or mend it" if number != number else "Mend it")
             raise DataError(f"Column {column!r} of {path} must hold finite numbers (up to 3.4e38). Got {value!r} in row {i + 1}. {cure}, "
                             f"or leave the column out with drop={column!r}.")

@@ -118,7 +118,11 @@ class FederationSettings:
             raise ConfigError("The 'sample' setting of the federation is missing: the shape of one sample, as in sample=\"1,8,8\". "
                               "The server has no data to see it from.")
         if a.classes < 2:
-            raise ConfigError(f"The 'classes' setting of the federation must be at least 2. Got {a.classes} instead.")
+            more = f" Name all classes in their order, as in class_names={a.class_names[0]},…" if a.class_names else ""
+            raise ConfigError(f"The 'classes' setting of the federation must be at least 2. Got {a.classes} instead.{more}")
+        if len(a.class_names) not in (0, a.classes):
+            raise ConfigError(f"The federation has {a.classes} classes and names {len(a.class_names)} of them: {', '.join(a.class_names)}. "
+                              "Name all in their order with class_names=…, those that some site lacks too.")
         if a.min_sites > a.sites and a.min_sites != _Agreed.min_sites:
             raise ConfigError(f"The 'min_sites' setting of the federation asks for {a.min_sites} answers, but there are {a.sites} sites.")
         self.run.policy.cohort_size(a.sites)                   # refuses an impossible cohort

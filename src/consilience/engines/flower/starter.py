@@ -99,7 +99,7 @@ class Workers:
     def _begin(self, app: str) -> None:
         self._end()
         self.pipe, theirs = self.context.Pipe()
-        self.process = self.context.Process(target=labour, args=(theirs, self.address, str(self.store)), daemon=True)
+        self.process = self.context.Process(target=labour, args=(theirs, self.pipe, self.address, str(self.store)), daemon=True)
         self.process.start()
         theirs.close()
         self.app = app
@@ -112,9 +112,10 @@ class Workers:
             self.process = None
 
 
-def labour(pipe: Any, address: str, store: str) -> None:
+def labour(pipe: Any, other_end: Any, address: str, store: str) -> None:
     """A worker's life: tasks come through the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)                 # the launcher says when to stop
+    other_end.close()            # a pipe closes with its last holder: with our copy open, a killed starter would leave us waiting for ever
     loaded: dict[str, ClientApp] = {}
     while True:
         try:
