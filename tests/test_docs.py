@@ -36,7 +36,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 WRITTEN = [p for p in PAGES if p.name != "CHANGELOG.md" and p.parent.name != "results"]       # what describes the program as it is
 FOREIGN = {  # options of other programs that the pages name
-    "benchmarks and tests": {"--keep", "--no-install", "--methods", "--no-kernels", "--like-real", "--processors", "--store"},
+    "benchmarks and tests": {"--turns", "--keep", "--no-install", "--methods", "--no-kernels", "--like-real", "--processors", "--store"},
     "flwr": {"--stream", "--run-config"}, "ray": {"--head", "--address", "--object-store-memory"},
     "mlflow and tensorboard": {"--backend-store-uri", "--logdir"}}
 READS_SETTINGS = ("run", "compare", "sweep", "explain")
