@@ -6,21 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from consilience import tree
 from consilience.core import federation, recall
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
+from consilience.core.method import Method
 from consilience.core.network import Trace
 from consilience.core.part import Batch, Model, Part
+from consilience.core.policy import Policy
 from consilience.core.population import Population
 from consilience.core.recall import bytes_of, recalled_models
 from consilience.core.step import Step, StepView
 from consilience.engines.rehearse import work_of
+from consilience.engines.sequential import Sequential
 from consilience.errors import ConfigError
 from consilience.parts import parse_stack
-from consilience.testing import largest_difference, run_tiny, tiny_federation, tiny_population
+from consilience.testing import LAYOUT, TinyNet, largest_difference, run_tiny, tiny_federation, tiny_population
 
 BOTH = ("received", "previous")
 
@@ -165,6 +168,78 @@ def test_answers_that_are_wide_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
     for widest, kept in ((shown, ("received",)), (shown - 1, ())):
         monkeypatch.setattr(recall, "WIDEST", widest)
         assert recalled_models(fed) == kept
+
+
+class OfTheBatch(TinyNet):
+    """Statistics are those of the batch at hand, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neck[2] = nn.BatchNorm1d(12, track_running_stats=False)
+
+
+class NeverEvaluated(TinyNet):
+    """The same by a way of its own."""
+
+    def train(self, mode: bool = True) -> NeverEvaluated:
+        super().train(mode)
+        self.neck[2].train()
+        return self
+
+
+class Frozen(TinyNet):
+    """Normalisation layers that stay as they were given: in training too their statistics are of no batch."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.neck[2].eval()
+        return self
+
+
+class ShowsMoreInTraining(TinyNet):
+    """Passes a module, which shows one number a sample, in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = nn.Flatten(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.header(self.neck(self.stage1(x)))
+        if self.training:
+            self.beside(features[:, :1])
+        return self.head(features)
+
+
+class AtItsModule(Asking):
+    """Asks for what entered the head alone."""
+
+    name = "at_its_module"
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        return ("beside",)
+
+    def loss(self, v: StepView) -> Any:
+        trace = v.forward(v.received, v.batch.x)
+        assert "beside" not in trace.before
+        assert trace.buffers.keys() == v.received["buffers"].keys() != set()
+        return 0.0 * trace.before[v.spec.features].sum()
+
+
+def federation_of(module: nn.Module, part: Part) -> Federation:
+    return Federation(module, LAYOUT, Method([part]), tiny_population(), Policy(lr=0.05, batch=8, epochs=2), Sequential)
+
+
+@pytest.mark.parametrize(("module", "kept"), [(TinyNet, True), (OfTheBatch, False), (NeverEvaluated, False), (Frozen, True)])
+def test_models_whose_answers_depend_on_the_batch_are_asked_in_every_step(module: type[nn.Module], kept: bool) -> None:
+    assert federation_of(module(), Asking()).recalled == (("received",) if kept else ())
+
+
+def test_an_answer_is_a_pass_of_evaluation_in_all_it_shows() -> None:
+    """Points of that pass alone, also where one shows a number and no vector; and the model's buffers."""
+    fed = federation_of(ShowsMoreInTraining(), AtItsModule())
+    assert fed.recalled == ("received",)
+    assert fed.spec.shapes["beside"] == ()
+    fed.round()
 
 
 def test_a_site_by_itself_does_what_the_simulation_does_for_it() -> None:

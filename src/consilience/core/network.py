@@ -316,6 +316,13 @@ class Network:
         return (apart(*(p.logits for p in passes)) and all(apart(*(p.before[point] for p in passes)) for point in self.points)
                 and all(torch.equal(t, tried["buffers"][k]) for k, t in model["buffers"].items()))
 
+    def mixes_samples(self, model: Model) -> bool:
+        """Whether what a pass of evaluation shows of a sample depends on the others in its batch, whose statistics some layer takes."""
+        self._hold(model, False)
+        mixing = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None) for m in self._modules)
+        self._hold(model, True)
+        return mixing
+
     def norm_keys(self) -> frozenset[str]:
         """Keys of normalisation layers with running statistics, found by type."""
         return frozenset(f"{n}.{k}" for n, m in self.module.named_modules() if isinstance(m, NORMS)

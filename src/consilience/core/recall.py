@@ -4,13 +4,14 @@ MOON, LfD and others hold each batch against what the received model, or the cli
 while the client trains; where samples do not change either, every epoch would ask the same again. So a client begins its round with one
 pass of each over its samples, and a step reads the rows of its batch: such a method then costs little more than FedAvg.
 
-Not where answers may differ from step to step (augmentation, parts that change a batch, taps that belong to the model) or are wide (maps),
-nor where a client's work is one epoch or counted in steps. Sizes of clients decide nothing: a site of a federation, which knows its own
-alone, has to do what the simulation does for it, bit for bit.
+Not where answers may differ from step to step (augmentation, parts that change a batch, taps that belong to the model, layers that take
+the statistics of a batch in evaluation too) or are wide (maps), nor where a client's work is one epoch or counted in steps. Sizes of
+clients decide nothing: a site of a federation, which knows its own alone, has to do what the simulation does for it, bit for bit.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,18 +39,22 @@ def recalled_models(fed: Federation) -> tuple[str, ...]:
         if "previous" in part.teachers and not part.previous:
             raise ConfigError(f"Part {part.name!r} names the previous model among its teachers, so it must say previous = True as well.")
     asked = tuple(name for name in MODELS if any(name in part.teachers for part in fed.method.parts))
-    changes = fed.program.random_transform or fed.method.using("batch") or any(p.in_every_pass for p in fed.method.using("tap"))
-    shapes = [*fed.spec.shapes.values(), fed.spec.output]
-    wide = any(len(shape) > 1 for shape in shapes) or sum(shape[0] for shape in shapes) > WIDEST
+    changes = (fed.program.random_transform or fed.method.using("batch") or any(p.in_every_pass for p in fed.method.using("tap"))
+               or fed.program.network.mixes_samples(fed.spec.model))
+    wide = any(len(shape) > 1 for shape in (*fed.spec.shapes.values(), fed.spec.output)) or numbers_of(fed) > WIDEST
     counted = [fed.policy.epochs if p.epochs is None else p.epochs for p in fed.phases]
     by_steps = fed.policy.steps is not None and any(p.epochs is None for p in fed.phases)
     return () if changes or wide or by_steps or sum(counted) < 2 else asked
 
 
+def numbers_of(fed: Federation) -> int:
+    """What a model shows of one sample: at its points, and the logits."""
+    return sum(prod(shape) for shape in (*fed.spec.shapes.values(), fed.spec.output))
+
+
 def bytes_of(fed: Federation) -> int:
     """Of the answers on the largest client's samples."""
-    numbers = sum(shape[0] for shape in (*fed.spec.shapes.values(), fed.spec.output)) if fed.recalled else 0
-    return 4 * numbers * most_samples(fed.samples) * len(fed.recalled)
+    return 4 * numbers_of(fed) * most_samples(fed.samples) * len(fed.recalled) if fed.recalled else 0
 
 
 def most_samples(samples: Samples) -> int:
@@ -65,7 +70,7 @@ def answers(fed: Federation, number: int, models: dict[str, Model]) -> Tree:
         for name, model in models.items():
             seen[name].append(network.forward(model, x))
     return {name: {LOGITS: torch.cat([t.logits for t in traces]),
-                   **{point: torch.cat([t.before[point] for t in traces]) for point in network.points}} for name, traces in seen.items()}
+                   **{point: torch.cat([t.before[point] for t in traces]) for point in traces[0].before}} for name, traces in seen.items()}
 
 
 def trace_of(answers: Tree, rows: torch.Tensor) -> Trace:

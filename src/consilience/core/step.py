@@ -178,7 +178,9 @@ class Step:
         name = next((n for n in getattr(slot, "answers", {}) if getattr(slot, n) is model), None)
         if name is None or x is not self.drawn:
             return None
-        return trace_of(slot.answers[name], slot.places.index_select(0, slot.counter)[0][: len(x)])
+        trace = trace_of(slot.answers[name], slot.places.index_select(0, slot.counter)[0][: len(x)])
+        trace.buffers = model["buffers"]
+        return trace
 
     def planned(self, part: Part) -> Tree:
         return tree.map(lambda t: t.index_select(0, self.slot.counter)[0], self.slot.plan.get(part.name, {}))
