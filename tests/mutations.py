@@ -187,7 +187,7 @@ MUTATIONS = (
              "core/test_recall.py::test_every_answer_is_what_a_pass_over_the_batch_shows"),
     Mutation("rows of a whole batch for a piece of it", "core/step.py", "if name is None or x is not self.drawn:", "if name is None:",
              "core/test_recall.py::test_pieces_of_a_batch_are_asked_for_themselves"),
-    Mutation("augmented samples are taken for the drawn ones", "core/recall.py", "changes = fed.program.random_transform or ", "changes = ",
+    Mutation("augmented samples are taken for the drawn ones", "core/recall.py", "(fed.program.random_transform or ", "(",
              "core/test_recall.py::test_elsewhere_models_are_asked_in_every_step"),
     # order and draws
     Mutation("parts are not sorted", "core/method.py", "tuple(sorted(parts, key=lambda p: (p.rank, p.name)))", "tuple(parts)",
