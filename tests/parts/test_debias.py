@@ -14,17 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from consilience import rng
+from consilience.core.client import LocalWork, Outcome
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
 from consilience.core.policy import Policy
 from consilience.core.population import Population
+from consilience.core.slot import Slot
 from consilience.data.federated import as_float
 from consilience.engines import Sequential
 from consilience.errors import ConfigError
 from consilience.parts import _pseudo_data
 from consilience.parts.debias import Debias
 from consilience.parts.mixup import Mixup
+from consilience.parts.rep import Rep
 from consilience.testing import differences, largest_difference, run_tiny, tiny_federation, tiny_net, tiny_population
 
 SMALL = {"projection": "released"}
@@ -355,6 +358,20 @@ def test_mixture_can_keep_what_the_first_step_showed(open_round: Any) -> None:
     kept = contrast_of_mixtures(second, mixed_in(first))
     assert float(second.terms["debias"]) == pytest.approx(kept, rel=1e-4)
     assert abs(kept - contrast_of_mixtures(second, mixed_in(second))) > 1e-3 * kept
+
+
+def test_what_the_first_step_showed_is_there_where_a_round_begins_with_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedRep's first steps train what does not travel, and nothing is tracked in them."""
+    kept: list[Tensor] = []
+    real = LocalWork.finish
+
+    def noted(work: LocalWork, slot: Slot) -> Outcome:
+        kept.append(slot.scratch["debias"]["global"].clone())
+        return real(work, slot)
+    monkeypatch.setattr(LocalWork, "finish", noted)
+    run_tiny([Debias(**SMALL, pseudo="mixture", received="once"), Rep()], rounds=1)
+    assert kept
+    assert all(bool(z.any()) for z in kept)
 
 
 def test_rsm_gives_the_same_once_and_in_every_step() -> None:

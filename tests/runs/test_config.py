@@ -85,6 +85,17 @@ def test_a_name_is_set_once(tmp_path, name, text):
 def test_what_a_merge_brings_in_may_be_set_again(tmp_path):
     (tmp_path / "a.yaml").write_text("settings:\n  <<: {prox.mu: 1, dbe.kappa: 2}\n  prox.mu: 3\n")
     assert read_config_file(tmp_path / "a.yaml") == {"settings": {"prox.mu": 3, "dbe.kappa": 2}}
+    # one that merges itself, and is merged before it is read
+    (tmp_path / "b.yaml").write_text("a: &a {x: 1}\nb:\n  c: &c {<<: *a, x: 2}\nd: {<<: *c}\n")
+    assert read_config_file(tmp_path / "b.yaml") == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [("a.yaml", "settings: !!map [1, 2]\n", "expected a mapping node"),
+                                                    ("b.json", '{"": 1, "": 2}', "'' is set twice")])
+def test_odd_files_are_refused_like_others(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_config_file(tmp_path / name)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "rounds = 2\r\n"), ("a.yaml", "rounds: 2\r\n"), ("a.json", '{"rounds": 2}')])

@@ -144,7 +144,7 @@ def estimate(fed: Federation, rounds: int, *, processes: int = 1, workers: bool 
     data = _in_memory(fed.population.x, fed.population.y)
     cohort = min(fed.policy.cohort_size(fed.size), fed.size)
     states, on_disk = states_bytes(fed, rounds), isinstance(fed.clients, DiskStore)
-    answers = 2 * recall.bytes_of(fed)         # and once more while they are put together
+    answers = 3 * recall.bytes_of(fed)         # those in the slot, and the next client's in pieces and joined
     memory = {"process": PROCESS, "data": data, "server": 4 * server, "round": cohort * 2 * (model + state),
               "step": 8 * model + state + answers}
     if workers:

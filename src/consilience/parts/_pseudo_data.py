@@ -63,7 +63,9 @@ def looked_at(c: ClientView, when: str) -> Tree:
     x = c.shared["pseudo"]
     if when == "step":
         return {}
-    return {"global": x.new_zeros((len(x), c.spec.width)) if when == "first" else c.forward(c.received, x).before[c.spec.features]}
+    if when == "first":
+        return {"global": x.new_zeros((len(x), c.spec.width)), "made": x.new_zeros((), dtype=torch.bool)}
+    return {"global": c.forward(c.received, x).before[c.spec.features]}
 
 
 def in_received(v: StepView, x: Tensor) -> Tensor:

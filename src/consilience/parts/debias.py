@@ -103,7 +103,7 @@ class Debias(Part):
     @property
     def unused(self) -> frozenset[str]:
         asked = {hook for when, hook in _pseudo_data.ASKED.items() if self.pseudo != "rsm" or when != self.refresh}
-        return frozenset(asked if self._looks == "first" else asked | {"plan", "track"})
+        return frozenset(asked if self._looks == "first" else asked | {"track"})
 
     def prepare(self, c: ClientView) -> Tree:
         return {"rows": _pseudo_data.own_share(c, self.group, self.sources == "random")}
@@ -117,12 +117,10 @@ class Debias(Part):
     def init_scratch(self, c: ClientView) -> Tree:
         return _pseudo_data.looked_at(c, self._looks)
 
-    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
-        return {"begins": torch.arange(len(sizes)) == 0}
-
     def track(self, v: StepView) -> Tree:
-        fresh = _pseudo_data.in_received(v, self._pseudo(v)[0])
-        return {"global": torch.where(v.plan["begins"], fresh, v.scratch["global"])}
+        """z_g of the first step that comes here: a round may begin with others, as FedRep's, which train the head alone."""
+        made, fresh = v.scratch["made"], _pseudo_data.in_received(v, self._pseudo(v)[0])
+        return {"global": torch.where(made, v.scratch["global"], fresh), "made": torch.ones_like(made)}
 
     def _pseudo(self, v: StepView) -> tuple[Tensor, Tensor | None]:
         """This step's pseudo-data and their labels: none where they are uniform."""

@@ -189,18 +189,22 @@ class _SetTwice(ValueError):
 class _StrictLoader(yaml.SafeLoader):
     """YAML as `safe_load` reads it, but for names that are set twice."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-            raise _SetTwice(twice)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Here names are as they were written; later they stand beside those that a merge brought in."""
+        node = super().compose_mapping_node(anchor)
+        _refuse_twice([key.value for key, _ in node.value])
+        return node
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        raise _SetTwice(twice)
+    _refuse_twice([name for name, _ in pairs])
     return dict(pairs)
+
+
+def _refuse_twice(names: list[Any]) -> None:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise _SetTwice(name)
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
