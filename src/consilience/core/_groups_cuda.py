@@ -4,7 +4,9 @@ PyTorch launches five forward and seven backward, and two more for that bias, wh
 CNN. Here one program serves one group of one sample, whose numbers it holds at once. What each sample adds to the gradients of weight and
 biases is kept, and added up by the second kernel in a fixed order.
 
-Maps come in as float32 or bfloat16 and leave as float32: autocast gives GroupNorm float32, and so do we.
+Maps leave in the type they come in. Autocast makes those of GroupNorm float32; convolutions, which read most of them, would round them to
+bfloat16 again, in kernels of their own. Where an average over positions follows, the gradient that arrives is one number for all of them
+(`pooling`): it is read as such and never written out.
 """
 
 from __future__ import annotations
@@ -58,17 +60,21 @@ if triton is not None:
         apart = tl.where(mask, value - mean, 0.0)
         std = 1.0 / tl.sqrt(tl.sum(tl.sum(apart * apart, 0), 0) / n + eps)
         scale, shift = tl.load(weight + c, mask=here, other=0.0), tl.load(bias + c, mask=here, other=0.0)
-        tl.store(y + place, apart * (std * scale)[None, :] + shift[None, :], mask=mask)
+        out = apart * (std * scale)[None, :] + shift[None, :]
+        tl.store(y + place, out.to(y.dtype.element_ty), mask=mask)
         tl.store(means + tl.program_id(0), mean)
         tl.store(stds + tl.program_id(0), std)
 
     @triton.jit
-    def _backward(g, x, before, dx, weight, means, stds, partials, C, G, third, BEFORE: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
-                  LAST: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
+    def _backward(g, x, before, dx, weight, means, stds, partials, C, G, third, SPREAD: tl.constexpr, BEFORE: tl.constexpr,
+                  D: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
         """With N numbers in a group, r = relu(x) and r̂ normalised: ∂r = (γg − (Σγg + r̂·Σγg·r̂)/N)/σ, and ∂x = ∂r where x > 0."""
         sample, c, here, place, mask = _tile(C, G, D, P, LAST, DD, PP)
         value = _entered(x, before, place, mask, c, here, BEFORE)
-        grad = tl.load(g + place, mask=mask, other=0.0)
+        if SPREAD:                                  # one number for all positions of a channel
+            grad = tl.where(mask, tl.load(g + sample * C + c, mask=here, other=0.0).to(tl.float32)[None, :], 0.0)
+        else:
+            grad = tl.load(g + place, mask=mask, other=0.0).to(tl.float32)
         mean, std = tl.load(means + tl.program_id(0)), tl.load(stds + tl.program_id(0))
         unit = tl.where(mask, (tl.where(value < 0.0, 0.0, value) - mean) * std, 0.0)
         plain, turned = tl.sum(grad, 0), tl.sum(grad * unit, 0)
@@ -84,15 +90,18 @@ if triton is not None:
             tl.store(partials + 2 * third + sample * C + c, tl.sum(out, 0), mask=here)
 
     @triton.jit
-    def _gather(partials, sums, B, C, third, BB: tl.constexpr, CC: tl.constexpr):
-        """Of bias, weight and the bias before: one row of programs each."""
+    def _gather(partials, sums, before, B, C, third, BB: tl.constexpr, CC: tl.constexpr):
+        """Of bias, weight and the bias before, which may have another type: one row of programs each."""
         c, kind = tl.program_id(0) * CC + tl.arange(0, CC), tl.program_id(1)
         total = tl.zeros((CC,), tl.float32)
         for start in range(0, B, BB):
             b = start + tl.arange(0, BB)
             place, mask = b[:, None] * C + c[None, :], (b < B)[:, None] & (c < C)[None, :]
             total += tl.sum(tl.load(partials + kind * third + place, mask=mask, other=0.0), 0)
-        tl.store(sums + kind * C + c, total, mask=c < C)
+        if kind == 2:
+            tl.store(before + c, total.to(before.dtype.element_ty), mask=c < C)
+        else:
+            tl.store(sums + kind * C + c, total, mask=c < C)
 
 
 def usable(norm: nn.GroupNorm, x: Tensor) -> bool:
@@ -119,7 +128,7 @@ class _ReluNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
         x = x.contiguous(memory_format=layout(x))
-        y = torch.empty_like(x, dtype=torch.float32)
+        y = torch.empty_like(x)
         means, stds = weight.new_empty(len(x), groups), weight.new_empty(len(x), groups)
         sizes, how = _geometry(x, groups)
         with torch.cuda.device_of(x):
@@ -134,15 +143,17 @@ class _ReluNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, before, weight, means, stds = ctx.saved_tensors
         b, c = x.shape[:2]
-        g, dx = grads[0].contiguous(memory_format=layout(x)), torch.empty_like(x)
+        g, dx, spread = grads[0], torch.empty_like(x), not any(grads[0].stride()[2:])
+        g = g[:, :, 0, 0].contiguous() if spread else g.contiguous(memory_format=layout(x))
         kinds = 2 if before is None else 3
-        partials, sums = weight.new_empty(kinds, b, c), weight.new_empty(kinds, c)
+        partials, sums = weight.new_empty(kinds, b, c), weight.new_empty(2, c)
+        dbefore = None if before is None else torch.empty_like(before)
         sizes, how = _geometry(x, ctx.groups)
         with torch.cuda.device_of(x):
             _backward[(b * ctx.groups,)](g, x, x if before is None else before, dx, weight, means, stds, partials, *sizes, b * c,
-                                         BEFORE=before is not None, **how)
-            _gather[(-(-c // 16), kinds)](partials, sums, b, c, b * c, BB=64, CC=16)
-        return dx, None if before is None else sums[2].to(before.dtype), sums[1], sums[0], None, None
+                                         SPREAD=spread, BEFORE=before is not None, **how)
+            _gather[(-(-c // 16), kinds)](partials, sums, sums if dbefore is None else dbefore, b, c, b * c, BB=64, CC=16)
+        return dx, dbefore, sums[1], sums[0], None, None
 
 
 def relu_norm(norm: nn.GroupNorm, x: Tensor, before: Tensor | None = None) -> Tensor:
