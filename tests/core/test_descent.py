@@ -20,6 +20,7 @@ from consilience.core import _descent_cuda, half
 from consilience.core._descent_cuda import Move, descend, note, rest
 from consilience.core.client import LocalWork
 from consilience.core.correction import Correction
+from consilience.core.diagnose import without_effect
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
@@ -661,6 +662,18 @@ def test_a_pull_whose_term_is_not_finite_is_named(kernels: None) -> None:
             return Correction(strength=1e38, target=v.scratch["target"])
     with pytest.raises(NonFiniteError, match="the loss of part 'away' at client 'client0', round 1, step 1"):
         federation([Away()], lr=1e-10).round()
+
+
+@pytest.mark.gpu
+def test_a_pull_to_nothing_has_no_effect(kernels: None) -> None:
+    @dataclass(frozen=True)
+    class Idle(Part):
+        name = "idle"
+
+        def correction(self, v):                          # type: ignore[no-untyped-def]
+            return Correction(strength=1.0)
+    fed = federation([Idle(), Prox(mu=0.1), Scaffold()])
+    assert without_effect(fed, LocalWork(fed, 0, fed.client(0), [0], {})) == ["idle"]
 
 
 @pytest.mark.gpu

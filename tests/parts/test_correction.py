@@ -79,7 +79,12 @@ def test_what_the_phase_does_not_train_stays_and_is_not_in_the_loss() -> None:
     assert changed == {"stage1", "neck", "header"}
 
 
-@pytest.mark.parametrize(("given", "said"), [(None, r"Got NoneType instead\. Is a return missing\?"), ({}, "Got dict instead")])
+ANYTHING = r"The hook 'correction' of part 'wrong' must return a Correction\(add, strength, target\)\. "
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (None, ANYTHING + r"Got NoneType instead\. Is a return missing\?"), ({}, ANYTHING + "Got dict instead"),
+    (Correction(strength=torch.ones(())), "The strength in the correction of part 'wrong' must be a number. Got Tensor instead")])     # type: ignore[arg-type]
 def test_anything_else_is_refused(given: Any, said: str) -> None:
     @dataclass(frozen=True)
     class Wrong(Part):
@@ -87,6 +92,5 @@ def test_anything_else_is_refused(given: Any, said: str) -> None:
 
         def correction(self, v: Any) -> Any:
             return given
-    hook = r"The hook 'correction' of part 'wrong' must return a Correction\(add, strength, target\)\. "
-    with pytest.raises(ConfigError, match=hook + said):
+    with pytest.raises(ConfigError, match=said):
         run_tiny([Wrong(), Per()], rounds=1)

@@ -41,6 +41,9 @@ def declared(part: Part, given: Any, keys: Iterable[str]) -> Correction:
     if not isinstance(given, Correction):
         raise ConfigError(f"The hook 'correction' of part {part.name!r} must return a Correction(add, strength, target). "
                           f"Got {type(given).__name__} instead.{' Is a return missing?' if given is None else ''}")
+    if not isinstance(given.strength, (int, float)):             # a kernel takes it when it is launched, not when it runs
+        raise ConfigError(f"The strength in the correction of part {part.name!r} must be a number. Got {type(given.strength).__name__} "
+                          "instead. What is known on the device alone belongs into the hook 'grad'.")
     keys = tuple(keys)
     add, target = (tree.pick(flat, [k for k in keys if k in flat]) for flat in (given.add, given.target))
     return Correction(add, float(given.strength), target)

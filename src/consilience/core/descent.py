@@ -32,7 +32,7 @@ class Descent:
         pulls = {name: own for name, own in step.corrections.items() if own.target}
         pull = next(iter(pulls.values()), Correction())
         add = next((own.add for own in step.corrections.values() if own.add), {})
-        step.corrected += step.corrections
+        step.corrected += [name for name, own in step.corrections.items() if own.add or own.target]
         step.pulled = next(iter(pulls), "")
         moves = came.moves(step.model["params"], slot.optimiser[step.phase.name].get("m", {}), add, pull.target)
         if not slot.hands_on:
@@ -41,8 +41,8 @@ class Descent:
         self.how = slot.lr, policy.weight_decay, policy.momentum, pull.strength, slot.table
         self.away = _descent_cuda.descend(moves, *self.how)
         self.cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
-        # the next pass looks at them, or what a part declares changes from step to step
-        self.waits = not network.reads_kernels and not any(
+        # where the next pass looks at what is out of reach, or what a part declares may be another in the next step
+        self.at_once = network.reads_kernels or any(
             part in step.hooks["track"] or part.name in slot.personal for part in step.hooks["correction"])
         for move in moves:
             if move.narrow is not None:
@@ -56,7 +56,7 @@ class Descent:
         self._note(self.away)
         if self.cut:
             self.slot.put_off(self._catch_up)
-            if not self.waits:
+            if self.at_once:
                 self.slot.settle()
 
     def _catch_up(self, steps: int) -> None:
