@@ -91,8 +91,13 @@ MUTATIONS = (
     # gradient before grad
     Mutation("corrections bend SAM's shift", "core/step.py", "            out = part.gradient(view, step.grad_at)\n",
              "            def corrected(params):\n                g = step.grad_at(params)\n"
-             "                for q, w in step.first.views(\"grad\"):\n                    g = q.grad(w, g)\n                return g\n"
+             "                return step.correct(g)\n"
              "            out = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
+    # declared corrections
+    Mutation("pulls on what the phase does not train", "core/correction.py", "[k for k in keys if k in flat]", "flat",
+             "parts/test_correction.py::test_what_the_phase_does_not_train_stays_and_is_not_in_the_loss"),
+    Mutation("a pull past autograd is in no loss", "core/step.py", "self.result[0] + term, self.result[1]", "self.result",
+             "parts/test_correction.py::test_two_steps_by_hand", "cpu and steady"),
     Mutation("statistics from the last pass", "core/step.py", "        if main:\n            self.result = loss.detach(), at.scratch",
              "        if True:\n            self.result = loss.detach(), at.scratch",
              f"{COMPOSED}::test_statistics_come_from_the_first_of_sams_passes"),

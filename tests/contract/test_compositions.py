@@ -92,7 +92,7 @@ def test_ditto_and_dbe_keep_to_their_own_models() -> None:
     model, taps = fed.personal_model(0)
     assert not taps
     assert torch.equal(model["params"]["head.weight"], fed.client(0).tensors["personal"]["ditto"]["model"]["params"]["head.weight"])
-    assert [p.name for p in fed.program.hooks["ditto"]["loss"]] == ["ditto"]
+    assert [p.name for p in fed.program.hooks["ditto"]["terms"]] == ["ditto"]
     assert not fed.program.hooks["ditto"]["tap"]
 
 
@@ -101,7 +101,7 @@ def test_what_defines_the_task_acts_on_ditto_too() -> None:
     hooks = tiny_federation([part("ditto"), part("mixup"), part("drift"), part("prox")]).program.hooks["ditto"]
     assert [p.name for p in hooks["batch"]] == ["mixup"]
     assert [p.name for p in hooks["main_loss"]] == ["drift"]
-    assert [p.name for p in hooks["loss"]] == ["ditto"]
+    assert [p.name for p in hooks["terms"]] == ["ditto"]
     start = tiny_federation([part("ditto")], lr=0.05)
     plain, mixed = run_tiny([part("ditto")], rounds=1), run_tiny([part("ditto"), part("mixup", alpha=5.0)], rounds=1)
     own = [f.client(0).tensors["personal"]["ditto"]["model"]["params"]["head.weight"] for f in (start, plain, mixed)]

@@ -166,6 +166,36 @@ def test_core_knows_no_part_by_name() -> None:
         assert not found & words, f"{path.name}: {sorted(found & words)}"
 
 
+WAITS = {"item", "tolist", "cpu", "new_tensor"}            # of a tensor: each waits for the GPU, or for a copy from ordinary memory
+
+
+def _waiting(source: str) -> list[str]:
+    """Calls in hooks of clients and steps, and in what these hand their view to, that make the host wait for a GPU."""
+    out = []
+    for function in (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)):
+        views = {ast.unparse(a.annotation) for a in function.args.args if a.annotation is not None}
+        if not views & {"ClientView", "StepView"}:
+            continue
+        for call in (n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)):
+            sends = ast.unparse(call.func) in ("torch.tensor", "torch.as_tensor") and any(k.arg == "device" for k in call.keywords)
+            if sends or call.func.attr in WAITS:                                                            # type: ignore[attr-defined]
+                out.append(f"{function.name}, line {call.lineno}: {ast.unparse(call)}")
+    return out
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "parts").glob("*.py")), ids=lambda p: p.stem)
+def test_no_client_makes_the_host_wait_for_the_gpu(path: Path) -> None:
+    """It is to feed other clients meanwhile. `new_full` makes a number where it is needed, `tree.to` sends tensors without waiting."""
+    assert _waiting(path.read_text()) == []
+
+
+def test_waiting_is_found() -> None:
+    text = "def finish(self, c: ClientView):\n    return torch.tensor(1.0, device=c.losses.device), {call}\n"
+    assert len(_waiting(text.format(call="c.losses.sum().item()"))) == 2
+    assert len(_waiting(text.format(call="torch.tensor(1.0)"))) == 1
+    assert _waiting("def server(self, s: ServerView):\n    return s.p.tolist()\n") == []
+
+
 def _code_lines(name: str) -> int:
     """Lines of the class that are neither blank, comment nor docstring."""
     source = inspect.getsource(PARTS[name])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 from consilience import rng, tree
 from consilience.core import _descent_cuda, half
-from consilience.core._descent_cuda import Move, descend, rest
+from consilience.core._descent_cuda import Move, descend, note, rest
 from consilience.core.client import LocalWork
+from consilience.core.correction import Correction
+from consilience.core.diagnose import without_effect
 from consilience.core.federation import Federation
 from consilience.core.layout import Layout
 from consilience.core.method import Method
@@ -27,14 +30,19 @@ from consilience.core.reach import Reach, Span
 from consilience.core.slot import Slot
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
+from consilience.errors import NonFiniteError
 from consilience.parts import PARTS
+from consilience.parts.cm import Cm
 from consilience.parts.ditto import Ditto
+from consilience.parts.dyn import Dyn
 from consilience.parts.prox import Prox
+from consilience.parts.scaffold import Scaffold
 from consilience.testing import largest_difference, state_of, tiny_population, trial
 from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
 
 MIDDLE, CORNER = Reach(Span(1, 2, 0), Span(1, 2, 0)), Reach(Span(1, 3, 0), Span(0, 2, 0))
 ROUNDING = 2.0**-7 if INTERPRETED else 2.0**-8          # to bfloat16; the interpreter cuts off
+STRENGTH = 0.3                                         # of pulls
 FORMS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -60,9 +68,47 @@ def test_two_steps_by_hand() -> None:
     lr = torch.tensor(0.5, device=DEVICE)
     seen = []
     for _ in range(2):
-        descend([move], lr, 0.5, 0.5, here)
+        descend([move], lr, 0.5, 0.5, 0.0, here)
         seen.append((p.item(), m.item(), copy.item()))
     assert seen == [(1.0, 2.0, 1.0), (-0.25, 2.5, -0.25)]
+
+
+@pytest.mark.gpu
+def test_two_steps_with_what_parts_declare_by_hand() -> None:
+    """As before, with 0.5 added and a pull of 0.5 to 1. First m = 1 + 0.5 + 0.5·(2 − 1) + 0.5·2 = 3 and p = 2 − 1.5 = 0.5; then
+    m = 0.5·3 + 1 + 0.5 + 0.5·(0.5 − 1) + 0.5·0.5 = 3 and p = 0.5 − 1.5 = −1. The squared distances are 1 and 0.25, and the losses of
+    places 0 and 1 get a quarter of them."""
+    needs_kernels()
+    if COMPILED:
+        pytest.skip("needs a launch")
+    p, m, more, target = (torch.tensor([x], device=DEVICE) for x in (2.0, 0.0, 0.5, 1.0))
+    copy = torch.zeros(1, device=DEVICE, dtype=torch.bfloat16)
+    move = Move(p, m, torch.ones(1, device=DEVICE, dtype=torch.bfloat16), copy, None, more, target)
+    lr, losses, counter = (torch.tensor(x, device=DEVICE) for x in (0.5, [10.0, 20.0, 30.0], [0]))
+    seen = []
+    for _ in range(2):
+        away = descend([move], lr, 0.5, 0.5, 0.5, here)
+        counter += 1
+        note(away, 0.25, losses, counter)
+        seen.append((p.item(), m.item(), copy.item()))
+    assert seen == [(0.5, 3.0, 0.5), (-1.0, 3.0, -1.0)]
+    assert losses.tolist() == [10.25, 20.0625, 30.0]
+
+
+@pytest.mark.gpu
+def test_three_steps_out_of_reach_by_hand() -> None:
+    """Of a 3×3 kernel at p = 4 the middle alone is in reach; η = 0.5, no decay, no momentum. With 1 added and a pull of 0.5 to 2:
+    4 − 0.5·(1 + 0.5·2) = 3, 3 − 0.5·(1 + 0.5·1) = 2.25, 2.25 − 0.5·(1 + 0.5·0.25) = 1.6875. Eight numbers are 2, 1 and 0.25 away from
+    their target before each step: sums of squares of 32, 8 and 0.5, for the last three of four losses."""
+    needs_kernels()
+    if COMPILED:
+        pytest.skip("needs a launch")
+    p, more, target = (torch.full((1, 1, 3, 3), x, device=DEVICE) for x in (4.0, 1.0, 2.0))
+    lr, losses, counter = torch.tensor(0.5, device=DEVICE), torch.zeros(4, device=DEVICE), torch.tensor([4], device=DEVICE)
+    away = rest([Move(p, None, p, None, MIDDLE, more, target)], lr, 0.0, 0.0, 0.5, here, 3)
+    note(away, 0.25, losses, counter)
+    assert p.flatten().tolist() == [1.6875] * 4 + [4.0] + [1.6875] * 4
+    assert losses.tolist() == [0.0, 8.0, 2.0, 0.125]
 
 
 def tensors() -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
@@ -73,7 +119,15 @@ def tensors() -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
             "scale": ((64,), None, torch.float32), "wide": ((4, 3, 2, 2), None, torch.float32)}
 
 
-def moves_and_wanted(form: str, momentum: float, decay: float, lr: float) -> tuple[list[Move], list[Tensor], list[Tensor]]:
+def declared_for(name: str, declares: str, p: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to a tensor and what it is pulled to: not all have either, and some lie otherwise than their parameter."""
+    add = normal("a" + name, tuple(p.shape)) if "add" in declares and name != "linear" else None
+    target = normal("t" + name, tuple(p.shape)) if "pull" in declares and name not in ("scale", "corner") else None
+    return add, target if target is None or name == "wide" else torch.empty_like(p).copy_(target)
+
+
+def moves_and_wanted(form: str, momentum: float, decay: float, lr: float,
+                     declares: str = "") -> tuple[list[Move], list[Tensor], list[Tensor]]:
     """Moves, and what parameters and momenta should be after a step that reaches all of them."""
     moves, params, momenta = [], [], []
     for name, (shape, part, dtype) in tensors().items():
@@ -86,8 +140,11 @@ def moves_and_wanted(form: str, momentum: float, decay: float, lr: float) -> tup
             part.of(only).copy_(part.of(g))
             g = only
         arrived = g if part is None else part.of(g).clone()
-        moves.append(Move(p.clone(), m.clone() if momentum else None, arrived, torch.zeros_like(arrived, dtype=torch.bfloat16), part))
-        m = momentum * m + g.float() + decay * p if momentum else g.float() + decay * p
+        add, target = declared_for(name, declares, p)
+        moves.append(Move(p.clone(), m.clone() if momentum else None, arrived, torch.zeros_like(arrived, dtype=torch.bfloat16), part,
+                          add, target))
+        slope = g.float() + decay * p + (0 if add is None else add) + (0 if target is None else STRENGTH * (p - target))
+        m = momentum * m + slope if momentum else slope
         params.append(p - lr * m)
         momenta.append(m)
     return moves, params, momenta
@@ -96,13 +153,17 @@ def moves_and_wanted(form: str, momentum: float, decay: float, lr: float) -> tup
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.1), (0.0, 0.1), (0.9, 0.0), (0.0, 0.0)])
-def test_every_number_makes_its_step(form: str, momentum: float, decay: float) -> None:
+@pytest.mark.parametrize("declares", ["", "add", "pull", "add and pull"])
+def test_every_number_makes_its_step(form: str, momentum: float, decay: float, declares: str) -> None:
+    """And the distances from what is pulled to, of all numbers as they were before, are in the loss."""
     needs_kernels()
-    moves, params, momenta = moves_and_wanted(form, momentum, decay, 0.1)
+    moves, params, momenta = moves_and_wanted(form, momentum, decay, 0.1, declares)
     before = [move.grad.clone() for move in moves]
-    lr = torch.tensor(0.1, device=DEVICE)
-    descend(moves, lr, decay, momentum, here)
-    rest(moves, lr, decay, momentum, 1, here)
+    apart = sum((move.param - move.target).square().sum() for move in moves if move.target is not None)
+    lr, losses, counter = torch.tensor(0.1, device=DEVICE), torch.ones(3, device=DEVICE), torch.tensor([2], device=DEVICE)
+    note(descend(moves, lr, decay, momentum, STRENGTH, here), 0.5, losses, counter)
+    note(rest(moves, lr, decay, momentum, STRENGTH, here, 1), 0.5, losses, counter)
+    torch.testing.assert_close(losses, torch.tensor([1.0, 1.0 + 0.5 * apart, 1.0], device=DEVICE), rtol=1e-5, atol=0.0)
     for move, p, m, g in zip(moves, params, momenta, before):
         torch.testing.assert_close(move.param, p, rtol=1e-5, atol=1e-6)
         if momentum:
@@ -114,16 +175,20 @@ def test_every_number_makes_its_step(form: str, momentum: float, decay: float) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_steps_out_of_reach_are_made_at_once(momentum: float) -> None:
+@pytest.mark.parametrize("declares", ["", "add", "pull", "add and pull"])
+def test_steps_out_of_reach_are_made_at_once(momentum: float, declares: str) -> None:
     """Bit for bit what one after another gives; what is in reach stays."""
     needs_kernels()
     lr = torch.tensor(0.1, device=DEVICE)
-    once, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1)
-    singly, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1)
+    once, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1, declares)
+    singly, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1, declares)
     start = [move.param.clone() for move in once]
-    rest(once, lr, 0.1, momentum, 5, here)
-    for _ in range(5):
-        rest(singly, lr, 0.1, momentum, 1, here)
+    losses = torch.zeros(2, 5, device=DEVICE)
+    note(rest(once, lr, 0.1, momentum, STRENGTH, here, 5), 0.5, losses[0], torch.tensor([5], device=DEVICE))
+    for step in range(5):
+        note(rest(singly, lr, 0.1, momentum, STRENGTH, here, 1), 0.5, losses[1], torch.tensor([step + 1], device=DEVICE))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0.0)
+    assert (losses > 0).all() if "pull" in declares else not losses.any()
     for a, b, p in zip(once, singly, start):
         assert torch.equal(a.param, b.param)
         assert a.momentum is None or torch.equal(a.momentum, b.momentum)
@@ -142,7 +207,7 @@ def test_gradients_that_lie_otherwise(turn: Callable[[Tensor], Tensor]) -> None:
     wanted = turn(g)
     p = normal("p", (10, 7))
     moved = p.clone()
-    descend([Move(moved, None, wanted, None, None)], torch.tensor(0.5, device=DEVICE), 0.0, 0.0, here)
+    descend([Move(moved, None, wanted, None, None)], torch.tensor(0.5, device=DEVICE), 0.0, 0.0, 0.0, here)
     torch.testing.assert_close(moved, p - 0.5 * wanted.float(), rtol=1e-6, atol=1e-6)
 
 
@@ -467,18 +532,163 @@ def test_every_part_trains_alike(kernels: None, monkeypatch: pytest.MonkeyPatch,
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=home)
 
 
+# with what parts declare to be added to the gradient
+
+STACKS: dict[str, list[Part]] = {"scaffold": [Scaffold()], "prox": [Prox(mu=5.0)], "dyn": [Dyn(alpha=0.5)], "ditto": [Ditto(weight=5.0)],
+                                 "prox+scaffold": [Prox(mu=0.5), Scaffold()]}
+
+
+def stirred(fed: Federation) -> Federation:
+    """As if rounds had passed: whatever parts share and keep is not zero any more."""
+    def drawn(name: str, home: tree.Tree) -> tree.Tree:
+        return tree.map(lambda t: torch.empty_like(t).copy_(0.1 * normal(name, tuple(t.shape))), home)
+    fed.shared, state = drawn("shared", fed.shared), fed.client(0)
+    fed.clients.put(0, replace(state, tensors={**state.tensors, "kept": drawn("kept", state.tensors["kept"])}))
+    return fed
+
+
+def losses_of(slot: Slot) -> Tensor:
+    return slot.losses[: int(slot.counter)]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("parts", [[], [Prox(mu=0.1)]], ids=["fedavg", "fedprox"])
-def test_slots_equal_sequential(parts: list[Part]) -> None:
+@pytest.mark.parametrize("policy", [{}, {"momentum": 0.0}, {"weight_decay": 0.0}, {"layout": "contiguous"}], ids=str)
+@pytest.mark.parametrize("stack", STACKS)
+def test_declared_corrections_are_the_same_with_and_without(kernels: None, monkeypatch: pytest.MonkeyPatch, stack: str,
+                                                            policy: dict[str, object]) -> None:
+    """One by one and recorded bit for bit, by gradients that are cast back within rounding; so are the losses, with the pull's term."""
+    calls = count(monkeypatch)
+    one, recorded = (trained(stirred(federation(STACKS[stack], **policy)), together) for together in (False, True))
+    assert calls["descend"] == 2 * int(one.counter)
+    assert calls["wide"] == 0
+    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    plain, without = trained(stirred(federation(STACKS[stack], **policy)), False), trained(federation([], **policy), False)
+    for home in ("model", "personal", "optimiser"):
+        for a, b in tree.matched(getattr(one, home), getattr(recorded, home)):
+            assert torch.equal(a, b), home
+        for a, b in tree.matched(getattr(one, home), getattr(plain, home)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=home)
+    for other in (recorded, plain):
+        torch.testing.assert_close(losses_of(one), losses_of(other), rtol=1e-4, atol=1e-5)
+    dead = lambda slot: slot.model["params"]["body.9.weight"][:, :, 0, 0]
+    still = stack == "ditto" or (stack == "prox" and policy.get("weight_decay") == 0.0)      # trains another model; begins at its target
+    assert torch.allclose(dead(one), dead(without), rtol=0.0, atol=1e-4) is still
+
+
+@pytest.mark.gpu
+def test_the_loss_of_every_step_holds_the_distances_of_all_weights(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those out of reach among them, which move later: what a term of the loss would be, asked in every step."""
+    @dataclass(frozen=True)
+    class Asking(Prox):
+        name = "asking"
+        seen: ClassVar[list[Tensor]] = []
+
+        def loss(self, v):                                # type: ignore[no-untyped-def]
+            self.seen.append(0.5 * self.mu * tree.sq_dist(v.params, v.received["params"]).detach())      # type: ignore[union-attr]
+            return 0.0
+    asked, unasked = (trained(federation([part], lr=0.2), True) for part in (Asking(mu=20.0), Prox(mu=20.0)))
+    torch.testing.assert_close(losses_of(asked), losses_of(unasked), rtol=1e-5, atol=0.0)
+    monkeypatch.setattr(_descent_cuda, "note", lambda *given: None)
+    bare = trained(federation([Prox(mu=20.0)], lr=0.2), True)
+    torch.testing.assert_close(losses_of(unasked) - losses_of(bare), torch.stack(Asking.seen), rtol=1e-3, atol=1e-5)
+    assert Asking.seen[-1] > 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stack", ["scaffold", "prox", "prox+scaffold"])
+def test_recorded_steps_with_corrections_cast_once_and_put_off(kernels: None, monkeypatch: pytest.MonkeyPatch, stack: str) -> None:
+    fed = federation(STACKS[stack])
+    calls = count(monkeypatch)
+    trained(fed, True)
+    assert calls == {"descend": 6, "rest": 2, "cast": 2, "wide": 0}
+
+
+@dataclass(frozen=True)
+class Growing(Part):
+    """Adds another tree in every step."""
+
+    name = "growing"
+
+    def init_scratch(self, c):                            # type: ignore[no-untyped-def]
+        return {"add": tree.map(torch.ones_like, c.received["params"])}
+
+    def track(self, v):                                   # type: ignore[no-untyped-def]
+        return {"add": tree.scale(v.scratch["add"], 1.5)}
+
+    def correction(self, v):                              # type: ignore[no-untyped-def]
+        return Correction(add=v.scratch["add"])
+
+
+@pytest.mark.gpu
+def test_corrections_that_change_are_not_put_off(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(monkeypatch)
+    one, recorded = (trained(federation([Growing()]), together) for together in (False, True))
+    assert (calls["descend"], calls["rest"]) == (12, 12)
+    assert all(torch.equal(a, b) for a, b in tree.matched(one.model, recorded.model))
+
+
+@dataclass(frozen=True)
+class Added(Part):
+    """One more tree to be added."""
+
+    name = "added"
+
+    def correction(self, v):                              # type: ignore[no-untyped-def]
+        return Correction(add=v.received["params"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [[Prox(mu=0.5), Dyn(alpha=0.5)], [Added(), Scaffold()], [Prox(mu=0.5), Cm()]], ids=str)
+def test_more_than_the_kernel_adds_is_added_in_float32(kernels: None, monkeypatch: pytest.MonkeyPatch, parts: list[Part]) -> None:
+    """Two pulls, two trees, or a part that looks at the gradient."""
+    calls = count(monkeypatch)
+    one = trained(stirred(federation(parts)), True)
+    assert calls["descend"] == 0
+    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    assert all(torch.equal(a, b) for a, b in tree.matched(one.model, trained(stirred(federation(parts)), False).model))
+
+
+@pytest.mark.gpu
+def test_a_pull_whose_term_is_not_finite_is_named(kernels: None) -> None:
+    """By 1e38 numbers that are 1 away: their gradient is in range of float32, half of their sum of squares is not."""
+    @dataclass(frozen=True)
+    class Away(Part):
+        name = "away"
+
+        def init_scratch(self, c):                        # type: ignore[no-untyped-def]
+            return {"target": tree.map(lambda t: t + 1, c.received["params"])}
+
+        def correction(self, v):                          # type: ignore[no-untyped-def]
+            return Correction(strength=1e38, target=v.scratch["target"])
+    with pytest.raises(NonFiniteError, match="the loss of part 'away' at client 'client0', round 1, step 1"):
+        federation([Away()], lr=1e-10).round()
+
+
+@pytest.mark.gpu
+def test_a_pull_to_nothing_has_no_effect(kernels: None) -> None:
+    @dataclass(frozen=True)
+    class Idle(Part):
+        name = "idle"
+
+        def correction(self, v):                          # type: ignore[no-untyped-def]
+            return Correction(strength=1.0)
+    fed = federation([Idle(), Prox(mu=0.1), Scaffold()])
+    assert without_effect(fed, LocalWork(fed, 0, fed.client(0), [0], {})) == ["idle"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stack", ["fedavg", *STACKS])
+def test_slots_equal_sequential(stack: str) -> None:
     needs_cuda()
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    runs = []
+    runs, losses = [], []
     for engine in (Sequential, Slots, Slots):
-        fed = federation(parts, engine)
-        for _ in range(3):
-            fed.round()
+        fed = federation(STACKS.get(stack, []), engine)
+        losses.append([loss for _ in range(3) for loss in fed.round().losses.values()])
         runs.append(fed)
     one, many, again = runs
     assert many.engine.captured, many.engine.notes        # type: ignore[attr-defined]
     assert largest_difference(one, many) <= 1e-5
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses[1] == losses[2]
     assert all(torch.equal(t, state_of(again)[k]) for k, t in state_of(many).items())

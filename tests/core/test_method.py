@@ -66,10 +66,11 @@ def test_hooks_of_a_phase():
     plain = method.hooks(Phase("plain", (), "plain"), uploads=False)
     names = lambda parts: [p.name for p in parts]
     assert names(main["batch"]) == names(second["batch"]) == names(plain["batch"]) == ["mixup"]      # defines the task: everywhere
-    assert "prox" in names(main["loss"])
-    assert "ditto" not in names(main["loss"])
-    assert names(second["loss"]) == ["ditto"]
-    assert names(plain["loss"]) == []
+    assert names(main["terms"]) == ["debias", "mr", "prox"]          # by a loss or by a correction, in one order
+    assert names(main["corrections"]) == ["prox"]
+    assert "ditto" not in names(main["terms"])
+    assert names(second["terms"]) == ["ditto"]
+    assert names(plain["terms"]) == []
     assert "mr" in names(main["track"])
 
 

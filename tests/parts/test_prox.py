@@ -6,9 +6,9 @@ import pytest
 from one_step import ONE, check_step
 from quadratic import scalars, weight
 
+from consilience.core import correction
 from consilience.core.part import Part
 from consilience.errors import RefusedCombination
-from consilience.parts import _pull
 from consilience.parts.cm import Cm
 from consilience.parts.dyn import Dyn
 from consilience.parts.local import Local
@@ -64,9 +64,9 @@ def test_first_step_has_no_pull():
 def test_past_autograd_it_is_the_same_pull(monkeypatch: pytest.MonkeyPatch, parts: list[Part], layout: str):
     through = run_tiny(parts, layout=layout)
     seen: list[str] = []
-    monkeypatch.setattr(_pull, "DEVICE", "cpu")
-    difference = _pull._difference
-    monkeypatch.setattr(_pull, "_difference", lambda v, *more: (seen.append(v._part.name), difference(v, *more))[1])
+    monkeypatch.setattr(correction, "DEVICE", "cpu")
+    pulled = correction.pulled
+    monkeypatch.setattr(correction, "pulled", lambda g, *more: (seen.extend(g), pulled(g, *more))[1])
     past = run_tiny(parts, layout=layout)
     assert seen
     assert largest_difference(through, past) < 1e-6
@@ -75,13 +75,13 @@ def test_past_autograd_it_is_the_same_pull(monkeypatch: pytest.MonkeyPatch, part
 @pytest.mark.parametrize("other", [Sam(rho=0.1), Scaffold()], ids=str)
 def test_where_another_part_takes_the_gradient_first_it_goes_through_autograd(monkeypatch: pytest.MonkeyPatch, other: Part):
     through = run_tiny([Prox(mu=2.0), other], rounds=1)
-    monkeypatch.setattr(_pull, "DEVICE", "cpu")
+    monkeypatch.setattr(correction, "DEVICE", "cpu")
     assert not differences(through, run_tiny([Prox(mu=2.0), other], rounds=1))
 
 
 def test_past_autograd_the_loss_holds_the_squared_norm_and_the_pull_is_the_one_by_hand(monkeypatch: pytest.MonkeyPatch):
     # the same numbers as above: losses 0.5, 0.415, 0.37335, and w = 0.219 after three steps
-    monkeypatch.setattr(_pull, "DEVICE", "cpu")
+    monkeypatch.setattr(correction, "DEVICE", "cpu")
     fed = scalars([Prox(mu=2.0)], [1.0], [3])
     assert fed.round().losses[0] == pytest.approx((0.5 + 0.415 + 0.37335) / 3, abs=1e-6)
     assert weight(fed) == pytest.approx(0.219, abs=1e-6)

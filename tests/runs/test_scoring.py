@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import consilience
-from consilience import Part, tree
+from consilience import Correction, Part, tree
 from consilience.data import from_arrays, load
 from consilience.errors import ConsilienceError, DataError, NonFiniteError
 from consilience.metrics.accuracy import score_personal
@@ -213,6 +213,16 @@ class Pull(Part):
 
 
 @dataclass(frozen=True)
+class Declared(Part):
+    """The same pull, declared."""
+
+    name = "declared"
+
+    def correction(self, v):
+        return Correction(strength=0.1, target=tree.pick(v.received["params"], v.travelling))
+
+
+@dataclass(frozen=True)
 class Corrected(Pull):
     """The same pull added to the gradient, of parameters that need not travel."""
 
@@ -224,7 +234,8 @@ class Corrected(Pull):
 
 @pytest.mark.parametrize(("parts", "said"), [
     ([Pull(), PARTS["local"]()], ["pull"]), ([Pull(), PARTS["fomo"]()], ["pull"]), ([Pull(), PARTS["local"](), PARTS["proto"]()], ["pull"]),
-    ([Pull()], []), ([Pull(), PARTS["per"]()], []), ([Pull(), PARTS["rep"]()], []), ([Corrected(), PARTS["local"]()], [])])
+    ([Pull()], []), ([Pull(), PARTS["per"]()], []), ([Pull(), PARTS["rep"]()], []), ([Corrected(), PARTS["local"]()], []),
+    ([Declared(), PARTS["local"]()], ["declared"]), ([Declared()], []), ([Declared(), PARTS["rep"]()], [])])
 def test_a_term_that_changes_nothing_where_nothing_travels_is_warned_of(parts, said):
     fed = tiny_federation(parts)
     before = state_of(fed)

@@ -1,5 +1,8 @@
 """A step of SGD for all tensors of a model as one CUDA kernel, from gradients in bfloat16 or float32 as they come.
 
+To a gradient it adds what parts declare, a tree and a pull to another (`correction`), and leaves the squared distances from the latter
+for the loss: sums of each program, which a third kernel adds up in their order, so that two runs give the same bits.
+
 It reads parameter, momentum and gradient and writes the first two, and the parameter once more in bfloat16 where the next pass is to
 have it so: no gradient is cast back, no weight cast again. Of weights that are out of reach of their maps (`reach`) only decay and momentum
 move; a second kernel makes many such steps at once, with the numbers in registers, each rounded as a step by itself would be.
@@ -11,7 +14,7 @@ filled when the recording is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +30,8 @@ except ImportError:
 
 BLOCK = 1 << 9              # numbers of one program: small ones leave room for other clients' kernels
 MOST_NUMBERS = (1 << 31) - BLOCK
-WIDTH = 12                  # numbers of one tensor's row in a table
+SUMS = 1 << 12              # sums that are added at a time
+WIDTH = 14                  # numbers of one tensor's row in a table
 ROW = 1 << 32               # a program's entry: its tensor's row times this, and its place among that tensor's programs
 
 Place = Callable[[Tensor], Tensor]           # brings a table to the device, now or later
@@ -41,6 +45,8 @@ class Move(NamedTuple):
     grad: Tensor                  # float32 or bfloat16; of what is in reach
     narrow: Tensor | None         # gets the parameter in bfloat16, as far as it is in reach
     reach: Reach | None
+    add: Tensor | None = None     # to the gradient
+    target: Tensor | None = None  # what the parameter is pulled to
 
 
 if triton is not None:
@@ -73,7 +79,17 @@ if triton is not None:
         return ((line // high) * _short(row, 7) + place) * inner + j % inner
 
     @triton.jit
-    def _step(row, j, at, here, lr, decay, momentum, MOMENTUM: tl.constexpr):
+    def _optional(row, place: tl.constexpr, at, here):
+        """Numbers `at` of a tensor that not every row has; else 0."""
+        return tl.load(_floats(row, place) + at, mask=tl.where(tl.load(row + place) != 0, here, False), other=0.0)
+
+    @triton.jit
+    def _away(row, p, target):
+        """How far parameters are from what they are pulled to, where they are."""
+        return tl.where(tl.load(row + 13) != 0, p - target, 0.0)
+
+    @triton.jit
+    def _step(row, j, at, here, lr, decay, momentum, strength, away, MOMENTUM: tl.constexpr, ADD: tl.constexpr, PULL: tl.constexpr):
         """Numbers j of the gradient move numbers `at` of the parameter. All is asked for before anything is waited for: the gradient last,
         which a program looks at as soon as it has it, to widen it.
         """
@@ -82,10 +98,20 @@ if triton is not None:
         if MOMENTUM:
             moving = _floats(row, 1) + at
             m = tl.load(moving, mask=here, other=0.0)
+        if ADD:
+            more = _optional(row, 12, at, here)
+        if PULL:
+            target = _optional(row, 13, at, here)
         if tl.load(row + 5) > 0:
             g = tl.load(_halves(row, 2) + j, mask=here, other=0.0).to(tl.float32)
         else:
             g = tl.load(_floats(row, 2) + j, mask=here, other=0.0)
+        if ADD:
+            g += more
+        if PULL:
+            d = _away(row, p, target)
+            g = tl.fma(d, strength, g)
+            tl.store(away + tl.program_id(0), tl.sum(d * d))
         g = tl.fma(p, decay, g)
         if MOMENTUM:
             g = tl.fma(m, momentum, g)
@@ -96,24 +122,26 @@ if triton is not None:
             tl.store(_halves(row, 3) + j, p.to(tl.bfloat16), mask=here)
 
     @triton.jit
-    def _descend(table, programs, lr, decay, momentum, MOMENTUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    def _descend(table, programs, lr, decay, momentum, strength, away, MOMENTUM: tl.constexpr, ADD: tl.constexpr, PULL: tl.constexpr,
+                 WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         row, start = _row_of(table, programs, WIDTH, BLOCK)
         count, inner = _short(row, 4), _short(row, 6)
         j = start + tl.arange(0, BLOCK)
         if inner > 0:                           # not all of the tensor is in reach
             if inner % BLOCK == 0:              # one place for the whole program
                 at = _own_place(row, start, inner) + tl.arange(0, BLOCK)
-                _step(row, j, at, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, MOMENTUM)
+                _step(row, j, at, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, strength, away, MOMENTUM, ADD, PULL)
             else:
-                _step(row, j, _own_place(row, j, inner), j < count, lr, decay, momentum, MOMENTUM)
+                _step(row, j, _own_place(row, j, inner), j < count, lr, decay, momentum, strength, away, MOMENTUM, ADD, PULL)
         elif start + BLOCK <= count:            # apart from the others, so that the compiler sees numbers side by side, all of them there
-            _step(row, j, j, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, MOMENTUM)
+            _step(row, j, j, tl.full((BLOCK,), 1, tl.int1), lr, decay, momentum, strength, away, MOMENTUM, ADD, PULL)
         else:
-            _step(row, j, j, j < count, lr, decay, momentum, MOMENTUM)
+            _step(row, j, j, j < count, lr, decay, momentum, strength, away, MOMENTUM, ADD, PULL)
 
     @triton.jit
-    def _rest(table, programs, lr, decay, momentum, steps, MOMENTUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-        """What is out of reach, `steps` steps with a gradient of 0."""
+    def _rest(table, programs, lr, decay, momentum, strength, away, steps, MOMENTUM: tl.constexpr, ADD: tl.constexpr, PULL: tl.constexpr,
+              WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+        """What is out of reach, `steps` steps with a gradient of 0 and what is added to it."""
         row, start = _row_of(table, programs, WIDTH, BLOCK)
         j = start + tl.arange(0, BLOCK)
         side, corner = _short(row, 8), _short(row, 11)
@@ -126,14 +154,39 @@ if triton is not None:
         if MOMENTUM:
             moving = _floats(row, 1) + j
             m = tl.load(moving, mask=here, other=0.0)
-            for _ in range(steps):
-                m = tl.fma(m, momentum, tl.fma(p, decay, 0.0))
-                p = tl.fma(m, pace, p)
-            tl.store(moving, m, mask=here)
         else:
-            for _ in range(steps):
-                p = tl.fma(tl.fma(p, decay, 0.0), pace, p)
+            m = tl.zeros_like(p)
+        if ADD:
+            more = _optional(row, 12, j, here)
+        else:
+            more = tl.zeros_like(p)
+        if PULL:
+            target = _optional(row, 13, j, here)
+        for step in range(steps):
+            g = more
+            if PULL:
+                d = _away(row, p, target)
+                g = tl.fma(d, strength, g)
+                tl.store(away + step * tl.num_programs(0) + tl.program_id(0), tl.sum(d * d))
+            g = tl.fma(p, decay, g)
+            if MOMENTUM:
+                g = tl.fma(m, momentum, g)
+                m = g
+            p = tl.fma(g, pace, p)
+        if MOMENTUM:
+            tl.store(moving, m, mask=here)
         tl.store(where, p, mask=here)
+
+    @triton.jit
+    def _note(away, count, scale, losses, counter, SUMS: tl.constexpr):
+        """One program for every step: it adds the sums of that step to the step's loss."""
+        step = tl.program_id(0)
+        total = tl.zeros((SUMS,), tl.float32)
+        for start in range(0, count, SUMS):
+            place = start + tl.arange(0, SUMS)
+            total += tl.load(away + step * count + place, mask=place < count, other=0.0)
+        loss = losses + tl.load(counter) - tl.num_programs(0) + step
+        tl.store(loss, tl.fma(tl.sum(total), scale, tl.load(loss)))
 
 
 def usable(params: Sequence[Tensor]) -> bool:
@@ -147,31 +200,58 @@ def dense(t: Tensor) -> bool:
     return lies and t.data_ptr() % 16 == 0 and t.numel() < MOST_NUMBERS
 
 
-def descend(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, place: Place) -> None:
-    """param −= lr·m with m = momentum·m + grad + decay·param, in place, for what is in reach."""
-    moves = [_alike(move) for move in moves if move.grad.numel()]
-    if moves:
-        with torch.cuda.device_of(lr):
-            rows, programs = _table([(move, move.grad.numel()) for move in moves], place)
-            _descend[(len(programs),)](rows, programs, lr, decay, momentum, momentum != 0, WIDTH, BLOCK, num_warps=4)
+def descend(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, strength: float, place: Place) -> Tensor | None:
+    """param −= lr·m with m = momentum·m + grad + add + strength·(param − target) + decay·param, in place, for what is in reach.
+
+    Gives sums of (param − target)² as it was before, for `note`, where something is pulled.
+    """
+    moves = [_alike(move)._replace(grad=_laid(move.grad, _reached(move), move.grad.dtype)) for move in moves if move.grad.numel()]
+    return _launch(_descend, [(move, move.grad.numel()) for move in moves], lr, decay, momentum, strength, place)
 
 
-def rest(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, steps: int, place: Place) -> None:
-    """The same for what is out of reach of `moves`, as many steps at once."""
-    cut = [(move, move.param.numel()) for move in moves if move.reach is not None]
-    if cut and steps and (decay or momentum):
-        with torch.cuda.device_of(lr):
-            rows, programs = _table(cut, place)
-            _rest[(len(programs),)](rows, programs, lr, decay, momentum, steps, momentum != 0, WIDTH, BLOCK, num_warps=4)
+def rest(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, strength: float, place: Place, steps: int) -> Tensor | None:
+    """The same for what is out of reach of `moves`, as many steps at once; sums of each."""
+    cut = [(_alike(move), move.param.numel()) for move in moves if move.reach is not None]
+    moving = decay or momentum or any(move.add is not None or move.target is not None for move, _ in cut)
+    return _launch(_rest, cut, lr, decay, momentum, strength, place, steps) if moving and steps else None
+
+
+def _launch(kernel: Any, moves: Sequence[tuple[Move, int]], lr: Tensor, decay: float, momentum: float, strength: float, place: Place,
+            *steps: int) -> Tensor | None:
+    if not moves:
+        return None
+    adds, pulls = (any(getattr(move, what) is not None for move, _ in moves) for what in ("add", "target"))
+    with torch.cuda.device_of(lr):
+        rows, programs = _table(moves, place)
+        away = lr.new_empty((*(steps or (1,)), len(programs))) if pulls else None
+        kernel[(len(programs),)](rows, programs, lr, decay, momentum, strength, away, *steps, momentum != 0, adds, pulls, WIDTH, BLOCK,
+                                 num_warps=4)
+    return away
+
+
+def note(away: Tensor | None, scale: float, losses: Tensor, counter: Tensor) -> None:
+    """The last losses before place `counter`, one for every row of sums, have their sum added, times `scale`."""
+    if away is not None:
+        with torch.cuda.device_of(losses):
+            _note[(len(away),)](away, away.shape[1], scale, losses, counter, SUMS, num_warps=8)
 
 
 def _alike(move: Move) -> Move:
-    """Gradients that autograd returns transposed, or amid other numbers, are laid out as their parameter is."""
-    like = move.param if move.reach is None else move.reach.of(move.param)
+    """What parts declare lies in memory as the parameter does."""
+    add, target = (None if t is None else _laid(t, move.param, torch.float32) for t in (move.add, move.target))
+    return move._replace(add=add, target=target)
+
+
+def _reached(move: Move) -> Tensor:
+    return move.param if move.reach is None else move.reach.of(move.param)
+
+
+def _laid(t: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Laid out as `like` is: autograd returns gradients transposed, or amid other numbers."""
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
-    fits = move.grad.permute(order).is_contiguous() and move.grad.data_ptr() % 16 == 0
-    return move if fits else move._replace(grad=torch.empty_like(like, dtype=move.grad.dtype).copy_(move.grad))
+    fits = t.shape == like.shape and t.dtype == dtype and t.permute(order).is_contiguous() and t.data_ptr() % 16 == 0
+    return t if fits else torch.empty_like(like, dtype=dtype).copy_(t)
 
 
 def _table(moves: Sequence[tuple[Move, int]], place: Place) -> tuple[Tensor, Tensor]:
@@ -182,15 +262,20 @@ def _table(moves: Sequence[tuple[Move, int]], place: Place) -> tuple[Tensor, Ten
 
 
 def _row(move: Move, count: int) -> list[int]:
-    """Addresses of parameter, momentum, gradient and copy; how many numbers; whether the gradient is bfloat16; and what is in reach:
-    numbers side by side at one place of a kernel, places of a kernel and of its row, rows and columns in reach, and the first of them.
+    """Addresses of parameter, momentum, gradient and copy; how many numbers; whether the gradient is bfloat16; what is in reach:
+    numbers side by side at one place of a kernel, places of a kernel and of its row, rows and columns in reach, and the first of them;
+    and addresses of what is added and of what the parameter is pulled to.
     """
-    param, momentum, grad, narrow, part = move
-    row = [param.data_ptr(), 0 if momentum is None else momentum.data_ptr(), grad.data_ptr(), 0 if narrow is None else narrow.data_ptr(),
-           count, int(grad.dtype == torch.bfloat16)]
+    param, momentum, grad, narrow, part, add, target = move
+    first = [*map(_address, (param, momentum, grad, narrow)), count, int(grad.dtype == torch.bfloat16)]
+    last = [*map(_address, (add, target))]
     if part is None:
-        return row + [0] * (WIDTH - len(row))
+        return first + [0] * (WIDTH - len(first) - len(last)) + last
     (top, bottom, _), (left, right, _) = part
     high, wide = param.shape[2:]
-    return [*row, param.shape[1] if is_turned(param) else 1, high * wide, wide, bottom - top, right - left, top * wide + left]
+    return [*first, param.shape[1] if is_turned(param) else 1, high * wide, wide, bottom - top, right - left, top * wide + left, *last]
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
 

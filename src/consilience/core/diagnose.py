@@ -57,6 +57,8 @@ def find_nonfinite(fed: Federation, work: LocalWork) -> str:
                 if torch.is_tensor(term) and not bool(term.isfinite().all()):
                     what = "the task's loss" if name == "task" else f"the loss of part {name!r}"
                     return f"Training became non-finite: {what} at {where}, step {number}. {cure}"
+            if step.pulled and not bool(slot.losses[number - 1].isfinite()):       # by a kernel, which adds its term to the others
+                return f"Training became non-finite: the loss of part {step.pulled!r} at {where}, step {number}. {cure}"
             if not bool(tree.all_finite(slot.model)):
                 return f"Training became non-finite: {_update(step)} at {where}, step {number}. {cure}"
     if guards := ", ".join(p.name for p in fed.method.using("release")):           # which act after the steps
@@ -83,7 +85,7 @@ def without_effect(fed: Federation, work: LocalWork) -> list[str]:
         fed.program.begin(slot, phase)
         with torch.enable_grad():
             step = fed.program.step(slot, phase, sizes[0])
-        adding += [p.name for p in step.hooks["loss"]]
+        adding += [p.name for p in step.hooks["loss"]] + [name for name, own in step.corrections.items() if own.strength]
         acting |= {*step.corrected, *(name for name, term in step.first.terms if torch.is_tensor(term) and term.requires_grad)}
     return sorted({*adding} - acting)
 

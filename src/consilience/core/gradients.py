@@ -36,9 +36,9 @@ class Gradients(NamedTuple):
             out[k] = torch.zeros_like(params[k]) if whole is None else whole
         return out
 
-    def moves(self, params: Flat, momenta: Flat) -> list[Move]:
+    def moves(self, params: Flat, momenta: Flat, add: Flat, target: Flat) -> list[Move]:
         """What each parameter descends by. Those with one gradient in bfloat16 and no other take it as it is."""
         single = {k: came[0] for k, came in self.narrow.items() if len(came) == 1 and self.wide[k] is None}
         rest = Gradients({k: g for k, g in self.wide.items() if k not in single}, self.narrow).in_float32(params)
-        return ([Move(params[k], momenta.get(k), a.grad, a.cast, a.reach) for k, a in single.items()]
-                + [Move(params[k], momenta.get(k), g, None, None) for k, g in rest.items()])
+        return ([Move(params[k], momenta.get(k), a.grad, a.cast, a.reach, add.get(k), target.get(k)) for k, a in single.items()]
+                + [Move(params[k], momenta.get(k), g, None, None, add.get(k), target.get(k)) for k, g in rest.items()])

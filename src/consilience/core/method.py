@@ -51,8 +51,12 @@ class Method:
         return [p for p in self.parts if self.has(p, hook) and model in (None, p.acts_on)]
 
     def hooks(self, phase: Phase, uploads: bool) -> dict[str, list[Part]]:
-        """hook -> the parts that act in this phase. Statistics and adversaries follow only what will be uploaded."""
+        """hook -> the parts that act in this phase; those with `terms` of its loss; those with `corrections` of its gradient. Statistics
+        and adversaries follow only what will be uploaded.
+        """
         active = {h: self.using(h) for h in TASK_HOOKS} | {h: self.using(h, phase.model) for h in STEP_HOOKS}
+        active["terms"] = [p for p in self.parts if p in active["loss"] or p in active["correction"]]
+        active["corrections"] = [p for p in self.parts if p in active["correction"] or p in active["grad"]]
         active["tap"] = [p for p in self.using("tap") if p.in_every_pass or p.acts_on == phase.model]
         return active if uploads else active | {"track": [], "adversary": [], "before": []}
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import rng
 from ..options import check
 from ..tree import Flat, Tree
+from .correction import Correction
 from .layout import Layout
 from .policy import Policy
 
@@ -212,6 +213,7 @@ class Part:
     def adversary(self, v: StepView) -> Any: return 0.0
     def main_loss(self, v: StepView) -> Any: return 0.0
     def loss(self, v: StepView) -> Any: return 0.0
+    def correction(self, v: StepView) -> Correction: return Correction()
     def gradient(self, v: StepView, grad_at: Callable[..., Flat]) -> Flat | tuple[Flat, Tree]:      # grad_at(params, batch=None)
         return grad_at(v.params)
     def grad(self, v: StepView, g: Flat) -> Flat: return g
@@ -226,8 +228,9 @@ class Part:
 
 HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
          "exchange", "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
-         "batch", "beside", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "gradient", "grad",
+         "batch", "beside", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "correction", "gradient", "grad",
          "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
-STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "gradient", "grad")   # act on the part's own model
+# act on the part's own model
+STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "correction", "gradient", "grad")
 EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them

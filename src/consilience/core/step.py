@@ -13,8 +13,9 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat, Tree
-from . import _descent_cuda, optimiser
+from . import correction, descent, optimiser
 from ._record_cuda import record
+from .correction import Correction
 from .declared import check_form, own_tensors
 from .gradients import Gradients
 from .method import Method
@@ -123,8 +124,12 @@ class Pass:
             self.terms.append((part.name, _one_number(part, "main_loss", part.main_loss(view))))
         else:
             self.terms.append(("task", step.program.task.loss(self.trace.logits, self.batch.target)))
-        for part, view in self.views("loss"):
-            self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
+        for part, view in self.views("terms"):
+            if part in step.hooks["loss"]:
+                self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
+            own = step.corrections.get(part.name)
+            if own is not None and own.target and part.name not in step.apart:
+                self.terms.append((part.name, correction.term(view.params, own)))
         loss = self.terms[0][1]
         for _, term in self.terms[1:]:
             loss = loss + term
@@ -148,6 +153,7 @@ class Step:
         self.memo: dict[Any, Any] = {}
         self.result: tuple[Tensor, Tree] | None = None
         self.corrected: list[str] = []                # parts that changed the gradient after it was taken
+        self.pulled = ""                              # the one whose pull a kernel adds to gradient and loss
         self.model = slot.model_of(phase)
         x, y = self._picked(size)
         self.batch = Batch(x, y, y)
@@ -181,6 +187,45 @@ class Step:
         trace = trace_of(slot.answers[name], slot.places.index_select(0, slot.counter)[0][: len(x)])
         trace.buffers = model["buffers"]
         return trace
+
+    @cached_property
+    def corrections(self) -> dict[str, Correction]:
+        """What parts declare, as far as the phase trains it."""
+        return {p.name: correction.declared(p, p.correction(v), self.phase.keys) for p, v in self.first.views("correction")}
+
+    @cached_property
+    def takes_narrow(self) -> bool:
+        """Whether a kernel makes this step, should gradients come in bfloat16."""
+        return descent.possible(self)
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """Parts whose pull is added to the gradient past autograd: where a kernel is to do so, or where it is the first to act on the
+        gradient of the step's loss, so that nobody could see the difference.
+        """
+        if not self.corrections or self.hooks["gradient"]:
+            return frozenset()
+        if self.takes_narrow:
+            return frozenset(self.corrections)
+        first = self.hooks["corrections"][0].name
+        apart = first in self.corrections and correction.on_gpu(self.model["params"], self.corrections[first])
+        return frozenset({first} if apart else ())
+
+    def correct(self, g: Flat) -> Flat:
+        """The gradient as parts change it after it was taken. A pull past autograd joins the loss here."""
+        for part, view in self.first.views("corrections"):
+            before, own = g, self.corrections.get(part.name, Correction())
+            g = tree.add_where(g, own.add)
+            if own.target and part.name in self.apart:
+                assert self.result is not None
+                g, term = correction.pulled(g, view.params, own)
+                self.first.terms.append((part.name, term))
+                self.result = self.result[0] + term, self.result[1]
+            if part in self.hooks["grad"]:
+                g = part.grad(view, g)
+            if g is not before:
+                self.corrected.append(part.name)
+        return g
 
     def planned(self, part: Part) -> Tree:
         return tree.map(lambda t: t.index_select(0, self.slot.counter)[0], self.slot.plan.get(part.name, {}))
@@ -255,8 +300,9 @@ class Program:
     def step(self, slot: Slot, phase: Phase, size: int) -> Step:
         """One step on the next `size` samples of the slot's order."""
         step = Step(self, slot, phase, size)
-        exclusive, correcting = step.first.views("gradient"), step.first.views("grad")
+        exclusive = step.first.views("gradient")
         noted: Tree = {}
+        descends: descent.Descent | None = None
         g: Flat | None = None
         if exclusive:
             (part, view), = exclusive
@@ -267,15 +313,10 @@ class Program:
             came = step.gradients(step.model["params"])
         assert step.result is not None
         with torch.no_grad():
-            if g is None and not correcting and came.narrow and self._takes_narrow(step):
-                self._descend(step, came)
+            if g is None and came.narrow and step.takes_narrow:
+                descends = descent.Descent(step, came)
             else:
-                g = came.in_float32(step.model["params"]) if g is None else g
-                for part, view in correcting:
-                    before, g = g, part.grad(view, g)
-                    if g is not before:
-                        step.corrected.append(part.name)
-                self._update(step, g)
+                self._update(step, step.correct(came.in_float32(step.model["params"]) if g is None else g))
             loss, scratch = step.result
             tracked = {p.name: ("track", scratch[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
@@ -284,6 +325,8 @@ class Program:
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
             record(loss, slot.losses, slot.counter)
+            if descends is not None:
+                descends.end()
         return step
 
     def _update(self, step: Step, g: Flat) -> None:
@@ -296,31 +339,6 @@ class Program:
             optimiser.update(self.policy, params, g, slot.optimiser[step.phase.name], slot.lr)
             optimiser.descend(step.own, step.own_grads, slot.lr)
         self.network.forget(params[k] for k in g)
-
-    def _takes_narrow(self, step: Step) -> bool:
-        """Whether there is a kernel that descends by gradients as they came."""
-        return self.policy.optimiser == "sgd" and _descent_cuda.usable([step.model["params"][k] for k in step.phase.keys])
-
-    def _descend(self, step: Step, came: Gradients) -> None:
-        """SGD by gradients as they came. What is out of reach of its maps makes its steps later; where steps are recorded, the next one
-        finds its weights in bfloat16.
-        """
-        slot, decay, momentum = step.slot, self.policy.weight_decay, self.policy.momentum
-        moves = came.moves(step.model["params"], slot.optimiser[step.phase.name].get("m", {}))
-        if not slot.hands_on:
-            moves = [move._replace(narrow=None) for move in moves]
-        _descent_cuda.descend(moves, slot.lr, decay, momentum, slot.table)
-        cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
-        if cut:
-            slot.put_off(lambda steps: _descent_cuda.rest(cut, slot.lr, decay, momentum, steps, slot.table))
-            if self.network.reads_kernels:            # the next pass looks at them
-                slot.settle()
-        for move in moves:
-            if move.narrow is not None:
-                self.network.keep(move.param, move.narrow, move.reach)
-            else:
-                self.network.forget([move.param])
-        optimiser.descend(step.own, step.own_grads, slot.lr)
 
     @contextmanager
     def recording(self, slot: Slot) -> Iterator[None]:

@@ -105,12 +105,6 @@ class StepView:
     def train(self) -> bool:
         return self._pass.train
 
-    @property
-    def first_on_gradient(self) -> bool:
-        """Whether this part's `grad` is given the gradient of the step's loss as it is: no part acts before, or takes it elsewhere."""
-        hooks = self._pass.step.hooks
-        return not hooks["gradient"] and bool(hooks["grad"]) and hooks["grad"][0] is self._part
-
     def task_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return self._pass.step.program.task.loss(logits, target)
 

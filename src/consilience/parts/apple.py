@@ -90,7 +90,7 @@ class Apple(Part):
         own = torch.zeros_like(c.shared["share"])
         own[c.id] = 1.0
         with_gap = lambda t: torch.cat([t[: c.id], torch.zeros_like(t[:1]), t[c.id:]])         # its own core it trains itself
-        pull = own.new_tensor(2 * self.mu * self._fading(c.round - 1))
+        pull = own.new_full((), 2 * self.mu * self._fading(c.round - 1))
         return c.received["params"], {"cores": {k: with_gap(t) for k, t in c.download.items() if k in trained}, "own": own, "pull": pull,
                                       "p": c.shared["share"] if c.first else c.kept["p"]}
 

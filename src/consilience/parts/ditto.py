@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from .. import tree
 from ..core.client import ClientView
+from ..core.correction import Correction
 from ..core.part import Model, Part, Phase, Spec
 from ..core.step import StepView
 from ..options import option
@@ -39,8 +38,8 @@ class Ditto(Part):
         keys = tuple(dict.fromkeys(k for p in phases for k in p.keys))
         return [*phases, Phase("ditto", keys, model="ditto", epochs=self.epochs)]
 
-    def loss(self, v: StepView) -> Any:
-        return 0.5 * self.weight * tree.sq_dist(v.params, v.received["params"])
+    def correction(self, v: StepView) -> Correction:
+        return Correction(strength=self.weight, target=v.received["params"])
 
     def personalise(self, c: ClientView) -> tuple[Model, bool]:
         return c.personal["model"], False

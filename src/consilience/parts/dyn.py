@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .. import tree
 from ..core.client import ClientView
+from ..core.correction import Correction
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Flat, Tree
-from . import _pull
 from ._reasons import NEEDS_AVERAGE
 
 
@@ -51,11 +50,8 @@ class Dyn(Part):
     def init_scratch(self, c: ClientView) -> Tree:
         return {"target": tree.add(c.kept["h"], c.received["params"])}
 
-    def loss(self, v: StepView) -> Any:
-        return _pull.loss(v, v.travelling, v.scratch["target"], self.alpha)
-
-    def grad(self, v: StepView, g: Flat) -> Flat:
-        return _pull.grad(v, g, v.travelling, v.scratch["target"], self.alpha)
+    def correction(self, v: StepView) -> Correction:
+        return Correction(strength=self.alpha, target=v.scratch["target"])
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
         moved = tree.sub(tree.pick(c.model["params"], c.kept["h"]), c.received["params"])

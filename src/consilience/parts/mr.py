@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import rng
+from .. import rng, tree
 from ..core.client import ClientView
 from ..core.layout import Layout
 from ..core.part import Part, Spec
@@ -73,9 +73,9 @@ class Mr(Part):
     def prepare(self, c: ClientView) -> Tree:
         mean, count = self._mean_of_pass(c) if self.init_mean == "pass" else self._running_mean(c)
         if self.noise_scale or self.noise_mix:
-            noise = rng.normal(c.key, mean.shape).to(mean.device)
+            noise = tree.to(rng.normal(c.key, mean.shape), mean.device)
             mean = (1 - self.noise_mix) * mean + self.noise_scale * noise
-        return {"total": mean * count, "count": torch.tensor(float(count), device=mean.device)}
+        return {"total": mean * count, "count": mean.new_full((), count)}
 
     def _mean_of_pass(self, c: ClientView) -> tuple[Tensor, int]:
         model = c.train(c.received, self.init_epochs) if self.init_epochs else c.received

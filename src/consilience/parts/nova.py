@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.client import ClientView
@@ -45,7 +44,7 @@ class Nova(Part):
         # All keys that travel train in the same phases, so that one length serves them all.
         key = next(k for k in c.spec.trained if k in c.path)
         length = c.path[key] / c.spec.policy.lr_at(c.round)
-        return c.kept, {"length": torch.tensor(length, device=c.losses.device)}
+        return c.kept, {"length": c.losses.new_full((), length)}
 
     def weights(self, s: ServerView, p: Tensor) -> Tensor:
         a = s.reduced["length"]

@@ -49,7 +49,7 @@ class Proto(Part):
         if self.collect == "trained":
             return {}
         proto = c.shared["proto"]
-        return {"sum": torch.zeros_like(proto), "count": proto.new_zeros(len(proto)), "wait": proto.new_tensor(float(self._wait(c)))}
+        return {"sum": torch.zeros_like(proto), "count": proto.new_zeros(len(proto)), "wait": proto.new_full((), self._wait(c))}
 
     def _wait(self, c: ClientView) -> int:
         """Tracked steps before the last epoch: before the last ones that show no more samples than the client has."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from .. import tree
+from ..core.correction import Correction
 from ..core.part import Part
 from ..core.step import StepView
 from ..options import option
-from ..tree import Flat
-from . import _pull
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,5 @@ class Prox(Part):
     neutral = {"mu": 0.0}
     refuses = {"no global model": "pulls towards it"}
 
-    def loss(self, v: StepView) -> Any:
-        return _pull.loss(v, v.travelling, v.received["params"], self.mu)
-
-    def grad(self, v: StepView, g: Flat) -> Flat:
-        return _pull.grad(v, g, v.travelling, v.received["params"], self.mu)
+    def correction(self, v: StepView) -> Correction:
+        return Correction(strength=self.mu, target=tree.pick(v.received["params"], v.travelling))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .. import tree
 from ..core.client import ClientView
+from ..core.correction import Correction
 from ..core.part import Part, Spec
 from ..core.server import ServerView
 from ..core.step import StepView
@@ -55,8 +56,8 @@ class Scaffold(Part):
     def init_scratch(self, c: ClientView) -> Tree:
         return {"correction": tree.sub(c.shared["c"], c.kept["c"])}
 
-    def grad(self, v: StepView, g: Flat) -> Flat:
-        return tree.add_where(g, v.scratch["correction"])
+    def correction(self, v: StepView) -> Correction:
+        return Correction(add=v.scratch["correction"])
 
     def finish(self, c: ClientView) -> tuple[Tree, Tree]:
         old = c.kept["c"]

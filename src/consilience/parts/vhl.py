@@ -71,7 +71,7 @@ class Vhl(Part):
         return {"x": x, "y": y}
 
     def init_scratch(self, c: ClientView) -> Tree:
-        return {"left": torch.tensor(float(self.align_epochs * c.epoch_steps), device=c.shared["x"].device)}
+        return {"left": c.shared["x"].new_full((), self.align_epochs * c.epoch_steps)}
 
     def track(self, v: StepView) -> Tree:
         return {"left": v.scratch["left"] - 1}

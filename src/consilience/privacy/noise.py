@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import rng
+from .. import rng, tree
 
 
 def secret_normal(secret: bytes, label: str, hidden: Sequence[Tensor], count: int) -> Tensor:
@@ -38,4 +38,4 @@ def add_noise(vector: list[Tensor], deviation: float, key: Tensor, secret: bytes
         return vector
     sizes = [t.numel() for t in vector]
     flat = secret_normal(secret, f"{label} {int(key)}", vector, sum(sizes)) if secret else rng.normal(key, (sum(sizes),))
-    return [t + deviation * n.reshape(t.shape).to(t.device) for t, n in zip(vector, flat.split(sizes))]
+    return [t + deviation * tree.to(n.reshape(t.shape), t.device) for t, n in zip(vector, flat.split(sizes))]

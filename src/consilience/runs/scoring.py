@@ -126,7 +126,7 @@ def cautions_of(fed: Federation, rounds: int) -> list[str]:
     out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
            f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
     out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
-    if not fed.spec.trained and fed.method.using("loss"):            # where nothing travels, v.travelling is empty
+    if not fed.spec.trained and any(fed.method.using(hook) for hook in ("loss", "correction")):      # v.travelling is empty there
         out += [f"{name} adds to the loss what depends on nothing that is trained, so that it changes nothing here: nothing of the model "
                 "travels. Leave it out, or stack it with methods that average models."
                 for name in without_effect(fed, work_of(fed, next(who_trains(fed))))]

@@ -1,0 +1,79 @@
+"""What parts declare to be added to every gradient, and how a step adds it where no kernel makes that step as a whole.
+
+A pull as a term of the loss alone costs a GPU four small kernels a tensor: two for the sum of squares, and one for adding its gradient to
+the task's. Here all tensors are laid end to end, and eight kernels serve any number of them. That takes the gradient past autograd, so it
+is done only where nobody could see the difference (`Step.apart`). Elsewhere the term goes through autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..errors import ConfigError
+from ..tree import Flat
+from .optimiser import in_pieces
+
+if TYPE_CHECKING:
+    from .part import Part
+
+DEVICE = "cuda"             # tests put the CPU here
+
+
+class Correction(NamedTuple):
+    """g + add + strength·(w − target) in place of g, the same in all steps of a client's round.
+
+    The pull to the target is the gradient of (strength/2)‖w − target‖², which the loss then holds; `add` shows in no loss. Trees are by
+    parameter; what the phase does not train is left as it is.
+    """
+
+    add: Flat = {}
+    strength: float = 0.0
+    target: Flat = {}
+
+
+def declared(part: Part, given: Any, keys: Iterable[str]) -> Correction:
+    """What a part declares, for these keys."""
+    if not isinstance(given, Correction):
+        raise ConfigError(f"The hook 'correction' of part {part.name!r} must return a Correction(add, strength, target). "
+                          f"Got {type(given).__name__} instead.{' Is a return missing?' if given is None else ''}")
+    if not isinstance(given.strength, (int, float)):             # a kernel takes it when it is launched, not when it runs
+        raise ConfigError(f"The strength in the correction of part {part.name!r} must be a number. Got {type(given.strength).__name__} "
+                          "instead. What is known on the device alone belongs into the hook 'grad'.")
+    keys = tuple(keys)
+    add, target = (tree.pick(flat, [k for k in keys if k in flat]) for flat in (given.add, given.target))
+    return Correction(add, float(given.strength), target)
+
+
+def term(params: Flat, own: Correction) -> Any:
+    """The pull's term of the loss, for autograd."""
+    return 0.5 * own.strength * tree.sq_dist(tree.pick(params, own.target), own.target)
+
+
+def on_gpu(params: Flat, own: Correction) -> bool:
+    """Whether the pull is better off past autograd: on a GPU, for tensors whose memory can be laid end to end."""
+    near = [params[k] for k in own.target]
+    return bool(near) and all(
+        p.device.type == DEVICE and p.dtype == torch.float32 and p.numel() > 0
+        and (p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))) for p in near)
+
+
+def pulled(g: Flat, params: Flat, own: Correction) -> tuple[Flat, Tensor]:
+    """g with the pull, and the term of the loss, past autograd."""
+    near = tree.pick(params, own.target)
+    sizes = [p.numel() for p in near.values()]
+    away = torch.cat([_memory(p, p) for p in near.values()])
+    torch._foreach_sub_(*in_pieces(list(away.split(sizes)), [_memory(own.target[k], p) for k, p in near.items()]))
+    whole = torch.cat([_memory(g[k], p) for k, p in near.items()]).add_(away, alpha=own.strength)
+    parts = {k: part.as_strided(p.shape, p.stride()) for (k, p), part in zip(near.items(), whole.split(sizes))}
+    return {**g, **parts}, torch.linalg.vector_norm(away).square() * (0.5 * own.strength)
+
+
+def _memory(t: Tensor, like: Tensor) -> Tensor:
+    """The numbers of t in the order in which those of `like` lie."""
+    same = t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
+    return same.detach().as_strided((t.numel(),), (1,))
