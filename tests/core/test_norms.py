@@ -15,6 +15,7 @@ from consilience import rng
 from consilience.core import _groups_cuda, _norms_cuda, norms
 from consilience.core.network import Network, staged
 from consilience.core.norms import norm_relu, relu_norm
+from consilience.core.pooling import average
 from consilience.core.stages import Chain, compute_together
 from consilience.models import make
 from kernel_device import DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
@@ -249,28 +250,32 @@ def test_batch_norm_kernels_over_many_tiles(monkeypatch: pytest.MonkeyPatch, lay
 @pytest.mark.parametrize("shape", GROUPS, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("biased", [False, True])
-def test_group_norm_kernels(shape: tuple[int, ...], layout: str, dtype: torch.dtype, biased: bool) -> None:
-    """With and without the bias of a convolution before the ReLU. Out of bfloat16 maps come float32 ones, as under autocast."""
+@pytest.mark.parametrize("pooled", [False, True], ids=["", "pooled"])
+def test_group_norm_kernels(shape: tuple[int, ...], layout: str, dtype: torch.dtype, biased: bool, pooled: bool) -> None:
+    """With and without the bias of a convolution before the ReLU, and an average over positions behind. Maps keep their type."""
     needs_kernels()
     group = nn.GroupNorm(8, shape[1]).to(DEVICE)
     with torch.no_grad():
         group.weight.copy_(rng.uniform(rng.key(1, "weight"), (shape[1],)) + 0.5)
         group.bias.copy_(normal((shape[1],), "bias"))
     x = (normal(shape, "x", dtype, DEVICE) + 0.3).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
-    weight = normal(shape, "w", device=DEVICE)
+    weight = normal((*shape[:2], 1, 1) if pooled else shape, "w", dtype, DEVICE)
     before = normal((shape[1],), "before", dtype, DEVICE).requires_grad_() if biased else None
     y = _groups_cuda.relu_norm(group, x, before)
     assert y.stride() == x.stride()
-    assert y.dtype == torch.float32
-    grads = torch.autograd.grad((y * weight).sum(), [x, group.weight, group.bias, *([] if before is None else [before])])
+    assert y.dtype == dtype
+    end = average(y) if pooled else y
+    grads = torch.autograd.grad(end, [x, group.weight, group.bias, *([] if before is None else [before])], weight)
     entered = x.detach() if before is None else (x + before[:, None, None]).detach()      # in bfloat16 rounded
     wide, exact = entered.double().requires_grad_(), nn.GroupNorm(8, shape[1]).to(DEVICE).double()
     exact.load_state_dict(group.state_dict())
     z = exact(F.relu(wide))
     narrow = dtype == torch.bfloat16
     alike = 4 * HALF if narrow and biased and INTERPRETED else 1e-5                        # it cuts off where PyTorch rounds what enters
-    near(y, z, alike, "y")
-    dx, *theirs = torch.autograd.grad((z * weight).sum(), [wide, exact.weight, exact.bias])
+    near(y, z, max(alike, HALF) if narrow else alike, "y")
+    dx, *theirs = torch.autograd.grad(z.mean((2, 3), keepdim=True) if pooled else z, [wide, exact.weight, exact.bias], weight.double())
+    if pooled and narrow:
+        alike = max(alike, 2 * HALF)                  # the average's gradient is divided by the positions and rounded, what follows too
     near(grads[0], dx, max(alike, HALF) if narrow else 1e-5, "dx")
     for what, ours, their in zip(("dweight", "dbias", "dbefore"), grads[1:], (*theirs, dx.sum((0, 2, 3))), strict=False):
         near(ours, their, max(alike, 2 * HALF) if narrow and what == "dbefore" else alike, what)      # a sum of rounded numbers, rounded

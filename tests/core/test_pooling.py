@@ -1,4 +1,4 @@
-"""The faster max-pooling gives PyTorch's numbers bit for bit, forward and backward, and keeps the layer what it was."""
+"""The faster pooling gives PyTorch's numbers bit for bit, forward and backward, and keeps the layer what it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from consilience import rng
 from consilience.core import _pool_cuda, pooling
 from consilience.core.pooling import pool_swiftly
-from kernel_device import COMPILED, DEVICE, INTERPRETED, needs_kernels
+from kernel_device import COMPILED, DEVICE, INTERPRETED, needs_cuda, needs_kernels
 
 
 def maps(*shape: int) -> torch.Tensor:
@@ -114,6 +114,33 @@ def test_a_run_keeps_its_numbers(monkeypatch):
     assert scores == same_scores
 
 
+def test_the_average_over_positions_has_pytorchs_numbers():
+    """Both ways, and the gradient of the gradient; the first is one number for all positions of a channel, not written out."""
+    x = maps(3, 5, 4, 7).requires_grad_()
+    g = rng.normal(rng.key(0, "g"), (3, 5, 1, 1)).requires_grad_()
+    results = []
+    for pool in (nn.AdaptiveAvgPool2d(1), pooling.average):
+        out = pool(x)
+        back, = torch.autograd.grad(out, x, g, create_graph=True)
+        results.append((out, back, *torch.autograd.grad((back ** 3).sum(), g, retain_graph=True)))
+    (out, back, again), (our_out, our_back, ours_again) = results
+    assert torch.equal(our_out, out)
+    assert torch.equal(our_back, back)
+    torch.testing.assert_close(ours_again, again)                    # divided before the sum, or after it
+    assert our_back.stride()[2:] == (0, 0)
+    assert our_out.stride() == out.stride()
+    turned = x.detach().contiguous(memory_format=torch.channels_last)
+    assert pooling.average(turned).stride() == nn.AdaptiveAvgPool2d(1)(turned).stride()
+
+
+def test_on_cpus_pytorch_averages(monkeypatch):
+    monkeypatch.setattr(pooling._Averaged, "apply", lambda *a: pytest.fail("ours"))
+    layer = nn.AdaptiveAvgPool2d(1)
+    pool_swiftly(layer)
+    assert type(layer) is pooling.AdaptiveAvgPool2d
+    assert torch.equal(layer(maps(3, 5, 4, 4)), maps(3, 5, 4, 4).mean((2, 3), keepdim=True))
+
+
 # on a GPU, or in Triton's interpreter: `make test-kernels`
 
 WINDOWS = [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (3, 3, 0), (2, 3, 1)]
@@ -172,3 +199,18 @@ def test_what_the_kernels_take(settings, fits):
         is_contiguous = lambda self, memory_format=torch.contiguous_format: memory_format is torch.channels_last
     assert _pool_cuda.usable(OnGpu(), *how) is (fits and _pool_cuda.triton is not None)
     assert not _pool_cuda.usable(maps(2, 3, 20, 20).contiguous(memory_format=torch.channels_last), *how)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_all_positions_become_one(monkeypatch):
+    needs_cuda()
+    used = []
+    monkeypatch.setattr(pooling._Averaged, "apply", lambda *a, real=pooling._Averaged.apply: used.append(1) or real(*a))
+    for size, ours in ((1, True), ((1, 1), True), (2, False), ((None, 1), False)):
+        layer, used[:] = nn.AdaptiveAvgPool2d(size), []
+        x = maps(3, 5, 4, 4).cuda().requires_grad_()
+        theirs = layer(x)
+        pool_swiftly(layer)
+        assert torch.equal(layer(x), theirs)
+        assert bool(used) is ours
+        assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (theirs, layer(x))))

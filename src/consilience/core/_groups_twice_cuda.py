@@ -1,6 +1,6 @@
 """ReLU and then GroupNorm where gradients are differentiated: the kernels of `_groups_cuda`, and two for the way back of their way back.
 
-PyTorch takes GroupNorm's second derivative apart into dozens of operations on whole maps in float32. Here one program again holds one group
+PyTorch takes GroupNorm's second derivative apart into dozens of operations on whole maps in float32. Here a program again holds its groups
 of one sample, and what each sample adds to the gradients of weight and bias is added up in a fixed order.
 """
 
@@ -23,11 +23,16 @@ except ImportError:
     triton = None
 
 if triton is not None:
-    from ._groups_cuda import _entered, _gather, _tile
+    from ._groups_cuda import _entered, _gather, _of_group, _tile
+
+    @triton.jit
+    def _mean(values, n, GG: tl.constexpr, DD: tl.constexpr):
+        """For each channel the mean over the n numbers of its group."""
+        return (_of_group(tl.sum(values, 0), GG, DD) / n)[None, :]
 
     @triton.jit
     def _backward_twice(u, g, x, before, dg, dx, weight, means, stds, partials, C, G, third, SPREAD: tl.constexpr, BEFORE: tl.constexpr,
-                        D: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
+                        D: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, GG: tl.constexpr, DD: tl.constexpr, PP: tl.constexpr):
         """What arrives is u, the gradient of some L with respect to the way back's ∂x = ∂r·[x > 0].
 
         Over a group of N numbers, with s = 1/σ, h = γg, w = u·[x > 0], w′ = w − mean w and h′ = h − mean h, the way back is
@@ -38,23 +43,22 @@ if triton is not None:
         −N·s·a·b has the slope −s(b·w + a·h) along r̂, gives −s²(b·w′ + a·h′ − 2a·b·r̂). Together, where x > 0 and else 0:
         ∂L/∂x = −s²(b·w′ + a·h′ + (mean(w′h′) − 3a·b)·r̂).
         """
-        sample, c, here, place, mask = _tile(C, G, D, P, LAST, DD, PP)
+        sample, group, c, here, place, mask = _tile(C, G, D, P, LAST, GG, DD, PP)
         value = _entered(x, before, place, mask, c, here, BEFORE)
-        mean, std = tl.load(means + tl.program_id(0)), tl.load(stds + tl.program_id(0))
-        scale, n = tl.load(weight + c, mask=here, other=0.0), D * P * 1.0
+        mean, std = tl.load(means + group)[None, :], tl.load(stds + group)[None, :]
+        scale, n = tl.load(weight + c, mask=here, other=0.0)[None, :], D * P * 1.0
         unit = tl.where(mask, (tl.where(value < 0.0, 0.0, value) - mean) * std, 0.0)
         if SPREAD:                                  # one number for all positions of a channel
             grad = tl.where(mask, tl.load(g + sample * C + c, mask=here, other=0.0).to(tl.float32)[None, :], 0.0)
         else:
             grad = tl.load(g + place, mask=mask, other=0.0).to(tl.float32)
         w = tl.where(value > 0.0, tl.load(u + place, mask=mask, other=0.0).to(tl.float32), 0.0)
-        w = tl.where(mask, w - tl.sum(tl.sum(w, 0), 0) / n, 0.0)
-        h = grad * scale[None, :]
-        h = tl.where(mask, h - tl.sum(tl.sum(h, 0), 0) / n, 0.0)
-        a, b = tl.sum(tl.sum(w * unit, 0), 0) / n, tl.sum(tl.sum(h * unit, 0), 0) / n
-        across = tl.sum(tl.sum(w * h, 0), 0) / n
+        w = tl.where(mask, w - _mean(w, n, GG, DD), 0.0)
+        h = grad * scale
+        h = tl.where(mask, h - _mean(h, n, GG, DD), 0.0)
+        a, b, across = _mean(w * unit, n, GG, DD), _mean(h * unit, n, GG, DD), _mean(w * h, n, GG, DD)
         onto_h = std * (w - a * unit)
-        tl.store(dg + place, (onto_h * scale[None, :]).to(dg.dtype.element_ty), mask=mask)
+        tl.store(dg + place, (onto_h * scale).to(dg.dtype.element_ty), mask=mask)
         tl.store(partials + sample * C + c, tl.sum(grad * onto_h, 0), mask=here)
         out = tl.where(value > 0.0, -std * std * (b * w + a * h + (across - 3.0 * a * b) * unit), 0.0)
         out = out.to(dx.dtype.element_ty)
@@ -100,11 +104,11 @@ def _by_kernels(u: Tensor, g: Tensor, x: Tensor, before: Tensor | None, weight: 
     dg, dx = torch.empty_like(x, dtype=g.dtype), torch.empty_like(x)
     kinds = 1 if before is None else 2
     partials, sums = weight.new_empty(kinds, b, c), weight.new_empty(kinds, c)
-    sizes, how = _geometry(x, groups)
+    programs, sizes, how = _geometry(x, groups)
     with torch.cuda.device_of(x):
-        _backward_twice[(b * groups,)](u, g, x, x if before is None else before, dg, dx, weight, means, stds, partials, *sizes, b * c,
-                                       SPREAD=spread, BEFORE=before is not None, **how)
-        _gather[(-(-c // 16), kinds)](partials, sums, b, c, b * c, BB=64, CC=16)
+        _backward_twice[(programs,)](u, g, x, x if before is None else before, dg, dx, weight, means, stds, partials, *sizes, b * c,
+                                     SPREAD=spread, BEFORE=before is not None, **how)
+        _gather[(-(-c // 16), kinds)](partials, sums, sums, b, c, b * c, BB=64, CC=16)
     return dg, dx, None if before is None else sums[1].to(before.dtype), sums[0]
 
 

@@ -6,7 +6,8 @@ reads it (a loss on the head's weights, a module of the user) reads the float32 
 
 A step may also take the gradients as they come (`collecting`), to descend without casting them back, and hand on the cast weights that it
 has brought up to date (`keep`). Of kernels larger than their maps only the part is cast that meets them (`reach`), and on a GPU strided
-convolutions of few channels are folded (`folding`); there alone the order of sums is not autocast's.
+convolutions of few channels are folded (`folding`), those of few products computed by a kernel of ours (`_stem_cuda`); there alone the
+order of sums is not autocast's.
 
 One exception: on a CPU small linear layers, heads above all, stay in float32. There bfloat16 costs more to set up than it saves.
 """
@@ -22,7 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import _stem_cuda
 from .folding import fold_of, folded
+from .listeners import transformed
 from .reach import Reach, reach
 from .turned import is_turned
 
@@ -167,6 +170,8 @@ class _Ready:
             bias = ready.get("bias", self.bias)
             if part is not None:
                 return _convolved(self, input, part, ready, bias)
+            if bias is None and _is_stem(self, input):
+                return _stem_cuda.convolved(self, input, ready.get("weight", self.weight).to(torch.bfloat16))
             fold = fold_of(self, *input.shape[-2:]) if _folds(self, input) else None
             if fold is not None:
                 return folded(input, ready.get("weight", self.weight), bias, fold, torch.bfloat16)
@@ -184,6 +189,11 @@ def _folds(conv: nn.Conv2d, input: Tensor) -> bool:
     return input.is_cuda and input.dim() == 4 and _autocast(input) and is_turned(conv.weight)
 
 
+def _is_stem(conv: nn.Conv2d, input: Tensor) -> bool:
+    """Whether there is a kernel for a convolution of so few products."""
+    return input.is_cuda and _autocast(input) and not transformed() and _stem_cuda.usable(conv, input)
+
+
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
@@ -196,9 +206,13 @@ def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Ten
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     """What PyTorch's convolution, or the one from here, gives before its bias is added; and that bias, in the type of the maps."""
     ready, part = conv.take_ready(input) if isinstance(conv, _Ready) else ({}, None)
-    bias = ready.get("bias", conv.bias)
-    maps = (conv._conv_forward(input, ready.get("weight", conv.weight), None) if part is None
-            else _convolved(conv, input, part, ready, None))
+    weight, bias = ready.get("weight", conv.weight), ready.get("bias", conv.bias)
+    if part is not None:
+        maps = _convolved(conv, input, part, ready, None)
+    elif _is_stem(conv, input):
+        maps = _stem_cuda.convolved(conv, input, weight.to(torch.bfloat16))
+    else:
+        maps = conv._conv_forward(input, weight, None)
     assert bias is not None
     return maps, bias.to(maps.dtype)
 

@@ -1,14 +1,15 @@
-"""Max-pooling at the speed of the memory. The same numbers as PyTorch's; on CPUs backward too, bit for bit."""
+"""Pooling at the speed of the memory. The same numbers as PyTorch's; on CPUs backward too, bit for bit."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _pool_cuda
-from .listeners import transformed
+from .listeners import transformed, twice
 
 FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
 
@@ -47,6 +48,36 @@ class MaxPool2d(nn.MaxPool2d):
         return _Pooled.apply(input, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
 
 
+class _Averaged(torch.autograd.Function):
+    """The average over positions, whose gradient is one number for all of them. PyTorch writes it out, in a layout that is not the map's;
+    here it is a view of that number, and who needs a map makes one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return F.adaptive_avg_pool2d(x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (grads[0] / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+
+
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """PyTorch's layer with a shorter way back where all positions of a map on a GPU become one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        alone = self.output_size in (1, (1, 1)) and input.is_cuda and input.dim() == 4
+        if not alone or torch.jit.is_tracing() or (transformed() and not twice()):      # its way back can be differentiated
+            return super().forward(input)
+        return average(input)
+
+
+def average(x: Tensor) -> Tensor:
+    """Of all positions of a map."""
+    return _Averaged.apply(x)
+
+
 def _pays(x: Tensor) -> bool:
     """Whether turning the maps round costs less than it saves. Channels a whole number of pages apart fall on each other
     in the cache, so that maps of 32×32 are slow to turn.
@@ -60,7 +91,10 @@ def _pair(n: Any) -> list[int]:
 
 
 def pool_swiftly(module: nn.Module) -> None:
-    """Let every max-pooling layer use the faster way. Its name, its settings and the hooks on it stay."""
+    """Let every pooling layer use the faster way. Its name, its settings and the hooks on it stay."""
     for layer in module.modules():
-        if type(layer) is nn.MaxPool2d:
-            layer.__class__ = MaxPool2d
+        if type(layer) in SWIFT:
+            layer.__class__ = SWIFT[type(layer)]
+
+
+SWIFT: dict[type, type] = {nn.MaxPool2d: MaxPool2d, nn.AdaptiveAvgPool2d: AdaptiveAvgPool2d}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import _bias_cuda, _conv_twice, _groups_cuda, _groups_twice_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
 from .half import READY, without_bias
 from .listeners import heard, transformed, twice
-from .pooling import MaxPool2d
+from .pooling import AdaptiveAvgPool2d, MaxPool2d
 from .turned import is_turned
 
 
@@ -37,7 +37,8 @@ class Linear(nn.Linear):
 
 
 _CONVOLUTIONS, _POOLS = (nn.Conv2d, READY[nn.Conv2d]), (nn.MaxPool2d, MaxPool2d)
-_EITHER_LAYOUT = frozenset((*_CONVOLUTIONS, *_POOLS, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten, Chain))     # none the worse for turned maps
+_AVERAGES = (nn.AdaptiveAvgPool2d, AdaptiveAvgPool2d)
+_EITHER_LAYOUT = frozenset((*_CONVOLUTIONS, *_POOLS, *_AVERAGES, nn.ReLU, nn.Flatten, Chain))       # none the worse for turned maps
 
 
 def in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:
