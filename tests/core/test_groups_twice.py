@@ -126,7 +126,7 @@ def test_what_goes_together(monkeypatch: pytest.MonkeyPatch, fits: bool) -> None
     assert asked == (["conv", "bias+relu+norm", "relu+norm", "conv", "relu+norm"] if fits else ["conv", "conv"])
 
 
-@pytest.mark.parametrize(("place", "left"), [(0, ["relu+norm", "relu+norm"]), (1, ["relu+norm"]), (2, ["conv"])])
+@pytest.mark.parametrize(("place", "left"), [(0, ["relu+norm", "relu+norm"]), (1, ["conv", "relu+norm"]), (2, ["conv"])])
 def test_a_layer_that_somebody_listens_to_runs_by_itself(monkeypatch: pytest.MonkeyPatch, place: int, left: list[str]) -> None:
     """So does a ReLU that works in place on what it was shown."""
     layers, x, asked, heard = chain()[:5], normal((4, 3, 5, 5), "x"), fused(monkeypatch), []
@@ -152,6 +152,21 @@ def test_what_stays_with_pytorchs_convolutions(monkeypatch: pytest.MonkeyPatch) 
     assert _conv_twice.usable(nn.Conv2d(3, 4, 3, padding=1), x)
     assert not _conv_twice.usable(nn.Conv2d(3, 4, 3, padding="same"), x)
     assert not _conv_twice.usable(nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), x)
+    folded = nn.Conv2d(3, 4, 3, stride=2, padding=1)                          # in bfloat16 it would be
+    assert (_conv_twice.usable(folded, x), _conv_twice.usable(folded, torch.zeros(4, 3, 6, 6))) == (True, False)
+
+
+def test_convolutions_before_other_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in VGG11; one that somebody listens to is PyTorch's."""
+    layers = Chain(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, 1, bias=False), nn.BatchNorm2d(4))
+    x = normal((4, 3, 6, 6), "x")
+    theirs, asked, heard = nn.Sequential(*layers)(x), fused(monkeypatch), []
+    with differentiable_twice():
+        torch.testing.assert_close(layers(x), theirs)
+        assert asked == ["conv", "conv"]
+        layers[0].register_forward_hook(lambda *_: heard.append(0))
+        torch.testing.assert_close(layers(x), theirs)
+    assert (asked, heard) == (["conv"] * 3, [0])
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -298,10 +313,12 @@ def slopes_of(module: nn.Module, half: bool, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("half", [False, True])
-def test_a_model_with_the_kernels_has_the_slopes_it_has_without(monkeypatch: pytest.MonkeyPatch, half: bool, layout: str) -> None:
+@pytest.mark.parametrize(("name", "sample", "norms"), [("mnist_cnn", (1, 28, 28), 4), ("vgg11", (3, 32, 32), 0)])
+def test_a_model_with_the_kernels_has_the_slopes_it_has_without(monkeypatch: pytest.MonkeyPatch, name: str, sample: tuple[int, ...],
+                                                                norms: int, half: bool, layout: str) -> None:
     needs_cuda()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    x = normal((16, 1, 28, 28), "x", device="cuda").contiguous(memory_format=LAYOUTS[layout])
+    x = normal((16, *sample), "x", device="cuda").contiguous(memory_format=LAYOUTS[layout])
     launched = Mock(side_effect=_groups_twice_cuda._by_kernels)
     monkeypatch.setattr(_groups_twice_cuda, "_by_kernels", launched)
     seen = []
@@ -309,9 +326,9 @@ def test_a_model_with_the_kernels_has_the_slopes_it_has_without(monkeypatch: pyt
         if not kernels:
             monkeypatch.setattr(_groups_cuda, "usable", lambda norm, x: False)
             monkeypatch.setattr(_conv_twice, "usable", lambda conv, x: False)
-        module = make("mnist_cnn", sample=(1, 28, 28), classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=LAYOUTS[layout])
+        module = make(name, sample=sample, classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=LAYOUTS[layout])
         seen.append(slopes_of(module, half, x))
-    assert launched.call_count == 2 * 4                       # in both passes, of each of the four norms
+    assert launched.call_count == 2 * norms                   # in both passes
     for key, theirs in seen[1].items():            # changes of 3e-7 behind every norm flip ReLUs: gradients move by 0.5 % then
         assert (seen[0][key] - theirs).norm() <= (0.1 if half else 0.02) * theirs.norm(), key
 

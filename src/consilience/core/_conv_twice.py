@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .folding import fold_of
 from .half import _Ready
 
 _back = torch.ops.aten.convolution_backward
@@ -71,8 +72,9 @@ def _within(t: Tensor) -> Tensor:
 
 
 def usable(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether this is a convolution of maps on a GPU with zeros around, and not one that may be folded."""
     return (x.is_cuda and x.dim() == 4 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-            and not torch.jit.is_tracing())
+            and not torch.jit.is_tracing() and fold_of(conv, *x.shape[-2:]) is None)
 
 
 def without_bias(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -86,3 +88,7 @@ def without_bias(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor | None]:
     maps = _Convolution.apply(_within(x), _within(weight), (conv.stride, padding, conv.dilation, conv.groups))
     bias = ready.get("bias", conv.bias)
     return maps, None if bias is None else bias.to(maps.dtype)
+
+
+def with_bias(maps: Tensor, bias: Tensor | None) -> Tensor:
+    return maps if bias is None else maps + bias[:, None, None]

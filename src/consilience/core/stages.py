@@ -87,8 +87,8 @@ def _start(kinds: tuple[type, ...]) -> _Start | None:
 
 def _start_twice(kinds: tuple[type, ...]) -> _Start | None:
     """Of these what has second derivatives."""
-    if kinds[0] in _CONVOLUTIONS and kinds[1:3] == (nn.ReLU, nn.GroupNorm):
-        return _conv_relu_norm_twice
+    if kinds[0] in _CONVOLUTIONS:
+        return _conv_relu_norm_twice if kinds[1:3] == (nn.ReLU, nn.GroupNorm) else _conv_alone_twice
     return _norm if kinds[:2] == (nn.ReLU, nn.GroupNorm) else None
 
 
@@ -139,12 +139,19 @@ def _conv_relu_norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tup
 
 def _conv_relu_norm_twice(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
     conv, relu, norm = layers[at: at + 3]
-    if heard(conv, relu) or not _conv_twice.usable(conv, x):
+    if heard(conv) or not _conv_twice.usable(conv, x):
         return None
     maps, bias = _conv_twice.without_bias(conv, x)
-    if _groups_cuda.usable(norm, maps) and not heard(norm):
+    if _groups_cuda.usable(norm, maps) and not heard(relu, norm):
         return 3, _groups_twice_cuda.relu_norm(norm, maps, bias), turned
-    return 1, maps if bias is None else maps + bias[:, None, None], turned
+    return 1, _conv_twice.with_bias(maps, bias), turned
+
+
+def _conv_alone_twice(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv = layers[at]
+    if heard(conv) or not _conv_twice.usable(conv, x):
+        return None
+    return 1, _conv_twice.with_bias(*_conv_twice.without_bias(conv, x)), turned
 
 
 def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
