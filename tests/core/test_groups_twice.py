@@ -316,21 +316,23 @@ def slopes_of(module: nn.Module, half: bool, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("name", "sample", "norms"), [("mnist_cnn", (1, 28, 28), 4), ("vgg11", (3, 32, 32), 0)])
 def test_a_model_with_the_kernels_has_the_slopes_it_has_without(monkeypatch: pytest.MonkeyPatch, name: str, sample: tuple[int, ...],
                                                                 norms: int, half: bool, layout: str) -> None:
+    """In bfloat16 as near to those of float32 as PyTorch's are: both round, and a ReLU that then takes its other side has another slope."""
     needs_cuda()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x = normal((16, *sample), "x", device="cuda").contiguous(memory_format=LAYOUTS[layout])
     launched = Mock(side_effect=_groups_twice_cuda._by_kernels)
     monkeypatch.setattr(_groups_twice_cuda, "_by_kernels", launched)
     seen = []
-    for kernels in (True, False):
+    for kernels, narrow in ((True, half), (False, half), (False, False)):
         if not kernels:
             monkeypatch.setattr(_groups_cuda, "usable", lambda norm, x: False)
             monkeypatch.setattr(_conv_twice, "usable", lambda conv, x: False)
         module = make(name, sample=sample, classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=LAYOUTS[layout])
-        seen.append(slopes_of(module, half, x))
+        seen.append(slopes_of(module, narrow, x))
     assert launched.call_count == 2 * norms                   # in both passes
-    for key, theirs in seen[1].items():            # changes of 3e-7 behind every norm flip ReLUs: gradients move by 0.5 % then
-        assert (seen[0][key] - theirs).norm() <= (0.1 if half else 0.02) * theirs.norm(), key
+    ours, theirs, exact = seen
+    for key, wanted in exact.items():              # changes of 3e-7 behind every norm flip ReLUs: gradients move by 0.5 % then
+        assert (ours[key] - wanted).norm() <= 1.5 * (theirs[key] - wanted).norm() + 0.02 * wanted.norm(), key
 
 
 @pytest.mark.gpu
