@@ -9,6 +9,7 @@ from torch import nn
 
 from consilience import rng
 from consilience.core import _pool_cuda, pooling
+from consilience.core.listeners import differentiable_twice
 from consilience.core.pooling import pool_swiftly
 from kernel_device import COMPILED, DEVICE, INTERPRETED, needs_cuda, needs_kernels
 
@@ -139,6 +140,19 @@ def test_on_cpus_pytorch_averages(monkeypatch):
     pool_swiftly(layer)
     assert type(layer) is pooling.AdaptiveAvgPool2d
     assert torch.equal(layer(maps(3, 5, 4, 4)), maps(3, 5, 4, 4).mean((2, 3), keepdim=True))
+
+
+def test_the_average_can_be_differentiated_twice_and_stays_out_of_vmap(monkeypatch):
+    used, x = [], maps(3, 5, 4, 4)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(pooling._Averaged, "apply", lambda x: used.append(1) or x.mean((2, 3), keepdim=True))
+    layer = nn.AdaptiveAvgPool2d(1)
+    pool_swiftly(layer)
+    with differentiable_twice():
+        layer(x)
+        assert used == [1]
+        torch.vmap(layer)(x[None])
+    assert used == [1]
 
 
 # on a GPU, or in Triton's interpreter: `make test-kernels`

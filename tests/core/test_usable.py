@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience import rng, tree
-from consilience.core import _bias_cuda, _groups_cuda, _linear_cuda, _norms_cuda, _stage_cpu, _stage_cuda
+from consilience.core import _bias_cuda, _groups_cuda, _groups_twice_cuda, _linear_cuda, _norms_cuda, _stage_cpu, _stage_cuda
 from consilience.core._once import first_order
 from consilience.core.listeners import differentiable_twice
 from consilience.core.network import Network
@@ -181,9 +181,10 @@ LAYERS = {"linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), _li
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_kernels_stand_aside_where_a_part_differentiates_gradients(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training passes; others have nothing to differentiate."""
+    """In training passes; others have nothing to differentiate. GroupNorm has others in their place, with second derivatives."""
     make, kernels, name = LAYERS[layers]
     monkeypatch.setattr(_stage_cpu, "usable", lambda *_: False)
+    monkeypatch.setattr(_groups_twice_cuda, "relu_norm", lambda norm, x: norm(x.relu()))
     monkeypatch.setattr(kernels, "usable", lambda *_: True)
     monkeypatch.setattr(kernels, name, called := Mock(side_effect=InterruptedError))
     module = make()

@@ -49,6 +49,25 @@ def test_partial_batches(name: str) -> None:
     assert largest_difference(one, many) <= 1e-5
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_slopes_through_group_norm(precision: str, layout: str) -> None:
+    """FedMix on FedBR's CNN, whose gradients of gradients are kernels. Of 20 samples the last batch has four."""
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    data = Population((rng.uniform(rng.key(0, "x"), (80, 1, 28, 28)) * 255).to(torch.uint8), rng.integers(rng.key(0, "y"), 10, (80,)),
+                      tuple(torch.arange(80).split(20)), 10, as_float)
+    policy = Policy(lr=0.05, momentum=0.9, weight_decay=1e-3, batch=8, epochs=2, last_batch="keep", precision=precision, layout=layout)
+    runs = []
+    for engine in (Sequential, Slots):
+        built = make("mnist_cnn", sample=(1, 28, 28), classes=10, key=rng.key(0, "model"))
+        fed = Federation(built.module, built.layout, Method([trial(PARTS["mix"])]), data, policy, engine, "cuda")
+        for _ in range(2):
+            fed.round()
+        runs.append(fed)
+    assert largest_difference(*runs) <= 1e-5
+    assert runs[1].engine.captured, runs[1].engine.notes      # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("names", [[], ["prbm"], ["babu"], ["ditto"], ["fomo"], ["proto"], ["moreau"], ["apple"]])
 def test_scores_on_several_streams(names: list[str]) -> None:
     """Clients that are scored on streams of their own score what they score one after another, however often they are asked."""

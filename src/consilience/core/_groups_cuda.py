@@ -146,12 +146,16 @@ class _ReluNorm(torch.autograd.Function):
             _forward[(programs,)](x, x if before is None else before, y, weight, bias, means, stds, *sizes, eps,
                                   BEFORE=before is not None, **how)
         ctx.save_for_backward(x, before, weight, means, stds)
-        ctx.groups = groups
+        ctx.groups, ctx.eps = groups, eps
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _ReluNorm.gradients(ctx, *grads)
+
+    @staticmethod
+    def gradients(ctx: Any, *grads: Tensor) -> Any:
         x, before, weight, means, stds = ctx.saved_tensors
         b, c = x.shape[:2]
         g, dx, spread = grads[0], torch.empty_like(x), not any(grads[0].stride()[2:])

@@ -35,9 +35,16 @@ def transformed() -> bool:
     return _TWICE.get() or torch._C._functorch.maybe_current_level() is not None
 
 
+def twice() -> bool:
+    """Whether gradients are to be differentiated and that alone is asked: kernels that have second derivatives may be used."""
+    return _TWICE.get() and torch._C._functorch.maybe_current_level() is None
+
+
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """For a pass whose gradients are to have gradients: no kernel of ours, and attention in the one form that has second derivatives."""
+    """For a pass whose gradients are to have gradients: of our kernels those alone, and attention in the one form, that have second
+    derivatives.
+    """
     before = _TWICE.set(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _groups_cuda, _norms_cuda
-from .listeners import heard, transformed
+from . import _groups_cuda, _groups_twice_cuda, _norms_cuda
+from .listeners import heard, transformed, twice
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NEW = (nn.Conv2d, nn.GroupNorm, *_BATCH_NORMS)       # what they give is a tensor that nobody else holds
@@ -26,8 +26,11 @@ def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool 
 
 def relu_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """norm(relu(x))."""
-    if type(norm) is nn.GroupNorm and _groups_cuda.usable(norm, x) and not heard(norm) and not transformed():
-        return _groups_cuda.relu_norm(norm, x)
+    if type(norm) is nn.GroupNorm and _groups_cuda.usable(norm, x) and not heard(norm):
+        if twice():
+            return _groups_twice_cuda.relu_norm(norm, x)
+        if not transformed():
+            return _groups_cuda.relu_norm(norm, x)
     return norm(F.relu(x))
 
 

@@ -128,7 +128,7 @@ class Part:
 
     @property
     def second_order(self) -> bool:
-        """Whether its steps take gradients of gradients, which kernels of ours do not have: PyTorch's own operations then train."""
+        """Whether its steps take gradients of gradients, which most kernels of ours do not have: PyTorch's own operations then train."""
         return False
 
     @property

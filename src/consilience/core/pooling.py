@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _pool_cuda
-from .listeners import transformed
+from .listeners import transformed, twice
 
 FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
 
@@ -68,7 +68,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         alone = self.output_size in (1, (1, 1)) and input.is_cuda and input.dim() == 4
-        if not alone or torch.jit.is_tracing() or transformed():
+        if not alone or torch.jit.is_tracing() or (transformed() and not twice()):      # its way back can be differentiated
             return super().forward(input)
         return average(input)
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _bias_cuda, _groups_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
+from . import _bias_cuda, _conv_twice, _groups_cuda, _groups_twice_cuda, _linear_cuda, _stage_cpu, _stage_cuda, norms
 from .half import READY, without_bias
-from .listeners import heard, transformed
+from .listeners import heard, transformed, twice
 from .pooling import AdaptiveAvgPool2d, MaxPool2d
 from .turned import is_turned
 
@@ -49,8 +49,9 @@ def in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:
 
 def _run(layers: Sequence[Any], x: Tensor, turned: bool) -> tuple[Tensor, bool]:
     """The same, but `turned` says whether maps come in, and go out, with channels together where PyTorch would not have put them so."""
-    starts = _starts(tuple(map(type, layers)))
-    one_by_one, at = transformed(), 0
+    again = twice()
+    starts = _starts(tuple(map(type, layers)), again)
+    one_by_one, at = transformed() and not again, 0
     while at < len(layers):
         layer, start = layers[at], starts[at]
         if turned and (type(layer) not in _EITHER_LAYOUT or heard(layer)):
@@ -65,9 +66,11 @@ _Start = Callable[[Any, bool, Sequence[Any], int], tuple[int, Tensor, bool] | No
 
 
 @lru_cache(maxsize=512)
-def _starts(kinds: tuple[type, ...]) -> tuple[_Start | None, ...]:
-    """For each place in a row of layers what may begin there, as far as types tell. Hooks and tensors are looked at in each pass."""
-    return tuple(_start(kinds[at:]) for at in range(len(kinds)))
+def _starts(kinds: tuple[type, ...], again: bool) -> tuple[_Start | None, ...]:
+    """For each place in a row of layers what may begin there, as far as types tell. Hooks and tensors are looked at in each pass.
+    `again`: where gradients are to be differentiated.
+    """
+    return tuple((_start_twice if again else _start)(kinds[at:]) for at in range(len(kinds)))
 
 
 def _start(kinds: tuple[type, ...]) -> _Start | None:
@@ -80,6 +83,13 @@ def _start(kinds: tuple[type, ...]) -> _Start | None:
     if kinds[0] in _CONVOLUTIONS and kinds[1:2] == (nn.ReLU,):
         return _conv_relu_pool if kinds[2:3] and kinds[2] in _POOLS else _conv_relu
     return _norm if norms.may_begin(kinds) else None
+
+
+def _start_twice(kinds: tuple[type, ...]) -> _Start | None:
+    """Of these what has second derivatives."""
+    if kinds[0] in _CONVOLUTIONS:
+        return _conv_relu_norm_twice if kinds[1:3] == (nn.ReLU, nn.GroupNorm) else _conv_alone_twice
+    return _norm if kinds[:2] == (nn.ReLU, nn.GroupNorm) else None
 
 
 def _inner(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
@@ -125,6 +135,23 @@ def _conv_relu_norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tup
     if _groups_cuda.usable(norm, maps) and not heard(norm):
         return 3, _groups_cuda.relu_norm(norm, maps, bias), turned
     return 2, _bias_cuda.bias_relu_pool(maps, bias, False), turned
+
+
+def _conv_relu_norm_twice(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv, relu, norm = layers[at: at + 3]
+    if heard(conv) or not _conv_twice.usable(conv, x):
+        return None
+    maps, bias = _conv_twice.without_bias(conv, x)
+    if _groups_cuda.usable(norm, maps) and not heard(relu, norm):
+        return 3, _groups_twice_cuda.relu_norm(norm, maps, bias), turned
+    return 1, _conv_twice.with_bias(maps, bias), turned
+
+
+def _conv_alone_twice(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
+    conv = layers[at]
+    if heard(conv) or not _conv_twice.usable(conv, x):
+        return None
+    return 1, _conv_twice.with_bias(*_conv_twice.without_bias(conv, x)), turned
 
 
 def _norm(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tuple[int, Tensor, bool] | None:
