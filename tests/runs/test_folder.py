@@ -358,6 +358,21 @@ def test_read_only_disk(tmp_path, tiny, monkeypatch):
         consilience.run("fedavg", out=tmp_path / "r", **tiny)
 
 
+def test_a_finished_run_is_read_from_a_read_only_disk(trained, tiny, tmp_path, monkeypatch):
+    """It could not be locked, which nobody needs who writes nothing."""
+    at = shutil.copytree(trained("fedavg"), tmp_path / "r", ignore=shutil.ignore_patterns(".lock"))
+    before = {p: p.read_bytes() for p in at.rglob("*") if p.is_file()}
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    assert consilience.run("fedavg", out=at, **tiny).records == read_records(at / "records.jsonl")
+    assert {p: p.read_bytes() for p in at.rglob("*") if p.is_file()} == before
+    with pytest.raises(DiskError, match="Read-only file system"):
+        consilience.run("fedavg", out=at, again=True, **tiny)
+
+
 def test_tensors_that_share_memory_are_written(tmp_path):
     """Clients that never trained hold the same initial tensors."""
     one = torch.arange(6.0)

@@ -25,7 +25,7 @@ from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
 from ..metrics.registry import canonical
 from .environment import describe_environment
-from .files import disk, drop_drafts, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
+from .files import DiskError, disk, drop_drafts, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
 from .given import DIVIDING
 from .lock import folder_lock
 from .outside import COPIES, code_of, outside_files, refuse_other_code
@@ -66,7 +66,12 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        with folder_lock(self.path):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(folder_lock(self.path))
+            except DiskError:
+                if self.again or not self.done:       # a finished run is only read, and so from a disk that takes no lock too
+                    raise
             yield
 
     @property
