@@ -90,6 +90,16 @@ def test_a_site_looks_at_its_data_first(cli, data):
     assert "labels must be 0 to 1" in cli(*common, "--server", "hub:9092", "--data", data, "--classes", "2", code=2).err
 
 
+def test_a_site_s_table_is_checked_against_the_agreed_columns(cli, tmp_path):
+    """`--check` said that all was well; the first run was refused."""
+    (tmp_path / "ward.csv").write_text("age,pulse,ill\n" + "".join(f"{40 + i},{60 + i},{i % 2}\n" for i in range(20)))
+    table = "table(path='ward.csv', label=ill)"
+    common = ("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", table, "--check")
+    assert cli(*common, "--feature-names", "pulse, age", "--json").json()["sample"] == [2]
+    assert cli(*common, "--feature-names", "pulse", "--json").json()["sample"] == [1]
+    assert "weight" in cli(*common, "--feature-names", "age,pulse,weight", code=2).err
+
+
 def test_a_site_does_not_start_without_authority_or_key(cli, data, tmp_path):
     common = ("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", data)
     assert "--ca" in cli(*common, code=2).err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -190,3 +191,15 @@ def test_a_run_measured_on_the_way_ends_like_one_that_is_not(folders):
     plain.round()
     assert differences(plain, finished) == []
     assert Subject(plain, data).names == tuple(c.name for c in data.clients)
+
+
+def test_a_run_is_measured_on_one_thread_as_it_is_trained(folders):
+    """The round that a measure trains was trained on all cores: its numbers depended on how many there are."""
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        runs_measure.measure(folders / "dbe", "cka", keep=lambda path, entry: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]

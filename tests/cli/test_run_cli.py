@@ -1,4 +1,4 @@
-"""`consilience run` and `consilience resume`: one JSON document, equal runs, files of settings, Ctrl-C."""
+"""`consilience run` and `consilience resume`: one JSON document, equal runs, files of settings, Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 import typer
 
 from consilience.cli import app
+from consilience.runs.lock import folder_lock
+from consilience.runs.reload import open_run
 
 TINY = ("--data", "synthetic(samples=160, classes=3, clients=4, features=6)", "--rounds", "3", "--lr", "0.1", "-o", "validation=0.2")
 
@@ -143,8 +145,41 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     assert "Traceback" not in err
     before = records.read_text().count("\n")
     assert 3 < before < 401
-    from consilience.runs.reload import open_run
     assert 0 < open_run(tmp_path / "r").federation.round_number <= before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGTERM to send")
+@pytest.mark.parametrize("words", ["run dbe", "compare dbe --jobs 2", "sweep dbe --trials 2"])
+def test_sigterm_exits_143_with_the_same_words(tmp_path, words):
+    """What a scheduler sends when a job's time is over. The default ended the process without a word."""
+    command = [sys.executable, "-c", "from consilience.cli import main; main()", *words.split(), *TINY, "--rounds", "4000", "--out", "r"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    begun = lambda: [r for r in tmp_path.rglob("records.jsonl") if r.read_text().count("\n") > 3]
+    while not begun():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Run the same command again to go on" in err
+    assert "Traceback" not in err
+    for records in begun():
+        with folder_lock(records.parent):                    # its process has ended too, and the folder can go on
+            assert 0 < open_run(records.parent).federation.round_number < 4000
+
+
+def test_a_command_leaves_the_handling_of_signals_as_it_was(cli):
+    own = lambda number, frame: None
+    for handler in (signal.SIG_DFL, signal.SIG_IGN, own):
+        before, seen = signal.signal(signal.SIGTERM, handler), []
+        try:
+            cli("--version")
+            seen.append(signal.getsignal(signal.SIGTERM))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert seen == [handler]
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals can be blocked on POSIX alone")

@@ -248,11 +248,13 @@ def test_a_site_by_itself_does_what_the_simulation_does_for_it() -> None:
 
 
 def test_pieces_of_a_batch_are_asked_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per-FedAvg takes gradients over halves of a batch: what is kept are the rows of the whole."""
-    ours = run_tiny(parts_of("perfedavg+fedntd"))
-    assert ours.recalled == ("received",)
-    monkeypatch.setattr(federation, "recalled_models", lambda fed: ())
-    assert largest_difference(ours, run_tiny(parts_of("perfedavg+fedntd"))) == 0
+    """Per-FedAvg takes gradients over pieces of a batch: nothing would look up the rows of the whole, so they are not asked for."""
+    stack = "perfedavg+fedntd"
+    ours, plain = run_tiny(parts_of(stack)), run_tiny(parts_of("perfedavg(alpha=0)+fedntd"))
+    assert ours.recalled == ()
+    assert plain.recalled == ("received",)                       # without its inner step it cuts no batch
+    monkeypatch.setattr(federation, "recalled_models", lambda fed: ("received",))
+    assert largest_difference(ours, run_tiny(parts_of(stack))) == 0
 
 
 @pytest.mark.parametrize(("teachers", "said"), [(("recieved",), "can be received and previous. Got recieved instead"),

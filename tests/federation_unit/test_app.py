@@ -25,7 +25,10 @@ def test_settings_read_back(tmp_path):
     text = (tmp_path / "hospitals" / "pyproject.toml").read_text()
     assert "settings.dbe.kappa = 5" in text
     assert "# local learning rate" in text
-    assert "scaffold+dbe" in (tmp_path / "hospitals" / "README.md").read_text()
+    told = (tmp_path / "hospitals" / "README.md").read_text()
+    assert "scaffold+dbe" in told
+    assert "exits with 0 whatever becomes of the run" in told                # and the command that shows how it ended
+    assert "flwr list consilience --format json" in told
 
 
 def test_the_app_is_a_stub_over_the_installed_package(tmp_path):

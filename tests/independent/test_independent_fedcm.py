@@ -1,4 +1,6 @@
-"""FedCM in plain loops (METHODS 7.14): v = αg + (1 − α)Δ; Δ is the mean over clients of their change per length of path."""
+"""FedCM in plain loops (METHODS 7.14): v = αg + (1 − α)Δ; Δ is the mean over clients of their change per length of path,
+and so moves the model: clients weigh the same in both.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_fedcm(momentum: float) -> None:
             directions.append({k: (start[k] - w) / length for k, w in weights_of(local).items()})
             trained[i] = local.state_dict()
         direction = {k: sum(d[k] for d in directions) / len(cohort) for k in direction}
-        server.load_state_dict(average(trained, shares(cohort)))
+        server.load_state_dict(average(trained, shares(cohort, uniform=True)))      # η_g = 1: averaging, with the mean of Δ
         fed.round(cohort)
         same_model(fed.model, server)
         same_numbers(fed.shared["cm"]["direction"], direction)

@@ -57,7 +57,7 @@ def test_corrections_beside_phases(personal: str, correction: str) -> None:
                 own[i].load_state_dict(trained[i])
         c = {k: c[k] + change[k] / len(SIZES) for k in zero}
         direction = {k: directions[k] / len(cohort) for k in zero}
-        p = shares(cohort, uniform="scaffold" in correction)
+        p = shares(cohort, uniform="fednova" not in correction)
         mean = average(trained, p)
         if correction == "fednova":
             effective = sum(p[i] * a[i] for i in cohort)

@@ -10,6 +10,7 @@ from stored_runs import write_run
 import consilience
 from consilience.errors import ConfigError
 from consilience.report.gather import find_runs, gather
+from consilience.runs.tune import tuning_seed
 
 
 def test_stand_ins_have_the_form_of_real_runs(tmp_path):
@@ -70,9 +71,32 @@ def test_the_search_of_a_comparison_is_no_seed_of_its_results(tmp_path):
     chosen, other = write_run(tmp_path, seed=1_000_003), write_run(tmp_path, seed=1_000_003, lr=0.5)
     gathered = gather([tmp_path])
     assert [(g.label, [r.path for r in g.runs]) for g in gathered.groups] == [("fedavg", compared)]
-    assert any("2 runs of a comparison's search (seed 1000003) are left out" in note for note in gathered.notes)
+    assert any("2 runs are left out as a comparison's search (seed 1000003)" in note for note in gathered.notes)
     assert {r.path for r in gather([tmp_path, other]).runs} == {*compared, other}
     assert {r.path for r in gather([chosen, other]).runs} == {chosen, other}
+
+
+def test_a_comparison_says_itself_which_seed_it_searched_with(tmp_path):
+    """Seeds alone mislead where those compared lie as far apart as a search's: a result was left out, and the search shown in its place."""
+    compared = [write_run(tmp_path, seed=seed) for seed in (0, 1_000_000)]
+    search = write_run(tmp_path, seed=tuning_seed([0, 1_000_000]))
+    document = {"seeds": [0, 1_000_000], "tuning": {"seed": tuning_seed([0, 1_000_000])}}
+    (tmp_path / "comparison.json").write_text(json.dumps(document))
+    gathered = gather([tmp_path])
+    assert [r.path for r in gathered.runs] == compared
+    assert [n for n in gathered.notes if n.startswith("1 run is left out as a comparison's search (seed 1000001)")]
+    assert search in {r.path for r in gather([tmp_path, search]).runs}
+
+    (tmp_path / "comparison.json").write_text(json.dumps(document | {"tuning": None}))
+    assert [r.path for r in gather([tmp_path]).runs] == [*compared, search]
+
+
+@pytest.mark.parametrize("other", ["[]", "{", '{"seeds": 3, "tuning": null}', '{"seeds": [5], "tuning": null}'])
+def test_where_no_comparison_says_so_the_seeds_tell_a_search(tmp_path, other):
+    """The file is another program's, damaged, or of a later comparison in the same folder."""
+    compared, _ = write_run(tmp_path, seed=0), write_run(tmp_path, seed=1_000_000)
+    (tmp_path / "comparison.json").write_text(other)
+    assert [r.path for r in gather([tmp_path]).runs] == [compared]
 
 
 def test_a_method_counts_not_the_way_it_was_typed(tmp_path):

@@ -13,7 +13,7 @@ import torch
 import consilience
 from consilience.errors import ConfigError, DataError
 from consilience.runs import folder as folders
-from consilience.runs.files import DiskError, read_tensors, write_tensors
+from consilience.runs.files import DiskError, read_tensors, whole_folder, write_bytes, write_tensors
 from consilience.runs.folder import RunFolder, read_records
 from consilience.runs.lock import folder_lock
 from consilience.runs.reload import open_run
@@ -278,6 +278,44 @@ def test_a_crash_while_the_settings_are_written(tmp_path, tiny):
     assert (tmp_path / "r" / "done").is_file()
 
 
+def drafts(folder):
+    return [p for p in folder.rglob("*") if "draft" in p.name]
+
+
+def test_what_a_killed_process_left_half_written_goes(interrupted):
+    """Checkpoints are spaced by time, so that the one under way need not be written again: its draft stayed for good."""
+    folder, whole, go_on = interrupted
+    for place in (".", "checkpoints", "best", "best/clients", "final", "final/clients"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / ".other.json.draft").write_text("{")
+    (folder / "checkpoints" / ".draft-round-000099").mkdir()
+    (folder / "checkpoints" / ".draft-round-000099" / ".state.safetensors.draft").write_bytes(b"half")
+    (folder / "states").mkdir(exist_ok=True)
+    (folder / "states" / ".mine.draft").write_text("in a folder in which no file is written so")
+    go_on()
+    assert [p.name for p in drafts(folder)] == [".mine.draft"]
+    assert models(folder) == models(whole)
+
+
+def test_what_is_in_a_folder_of_somebody_else_stays(tmp_path, tiny):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".letter.draft").write_text("Dear all")
+    with pytest.raises(ConfigError, match="no run of ours"):
+        consilience.run("fedavg", out=tmp_path / "r", **tiny)
+    assert (tmp_path / "r" / ".letter.draft").is_file()
+
+
+def test_the_next_checkpoint_removes_drafts_of_others(tmp_path):
+    (tmp_path / ".draft-round-000007").mkdir()
+    with whole_folder(tmp_path / "round-000008") as draft:
+        write_bytes(draft / "a", b"1")
+    assert [p.name for p in tmp_path.iterdir()] == ["round-000008"]
+    with pytest.raises(DiskError), whole_folder(tmp_path / "round-000008") as draft:
+        write_bytes(draft / "a" / ("b" * 1000), b"2")        # no name that a disk takes
+    assert [p.name for p in tmp_path.iterdir()] == ["round-000008"]
+    assert (tmp_path / "round-000008" / "a").read_bytes() == b"1"
+
+
 # ---- the disk ------------------------------------------------------------------------------------------------------
 
 def test_full_disk_stops_with_nothing_lost(interrupted, monkeypatch):
@@ -299,6 +337,7 @@ def test_full_disk_stops_with_nothing_lost(interrupted, monkeypatch):
             go_on()
     assert stopped.value.exit_code == 4
     assert [r["round"] for r in records(folder)][:4] == [0, 1, 2, 3]
+    assert not drafts(folder)                                # half a checkpoint would keep the disk full
     go_on()
     assert records(folder) == records(whole)
     assert models(folder) == models(whole)
@@ -317,6 +356,21 @@ def test_read_only_disk(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DiskError, match="Read-only file system"):
         consilience.run("fedavg", out=tmp_path / "r", **tiny)
+
+
+def test_a_finished_run_is_read_from_a_read_only_disk(trained, tiny, tmp_path, monkeypatch):
+    """It could not be locked, which nobody needs who writes nothing."""
+    at = shutil.copytree(trained("fedavg"), tmp_path / "r", ignore=shutil.ignore_patterns(".lock"))
+    before = {p: p.read_bytes() for p in at.rglob("*") if p.is_file()}
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    assert consilience.run("fedavg", out=at, **tiny).records == read_records(at / "records.jsonl")
+    assert {p: p.read_bytes() for p in at.rglob("*") if p.is_file()} == before
+    with pytest.raises(DiskError, match="Read-only file system"):
+        consilience.run("fedavg", out=at, again=True, **tiny)
 
 
 def test_tensors_that_share_memory_are_written(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -181,6 +182,47 @@ def test_columns_of_very_different_size_are_warned_of():
         return [s.partition(":")[0] for s in warnings_of(build_federation(config, data), data, 3)]
     assert said(200.0) == ["The features differ in size"]
     assert said(5.0) == said(200.0, transform="standardise") == []
+
+
+class Probabilities(torch.nn.Module):
+    """Ends as many a model in textbooks, by no layer's name; and draws numbers in evaluation too."""
+
+    end = staticmethod(lambda out: out.exp() / out.exp().sum(1, keepdim=True))
+
+    def __init__(self, sample, classes):
+        super().__init__()
+        self.drop, self.head = torch.nn.Dropout(0.3), torch.nn.Linear(sample[0], classes)
+
+    def forward(self, x):
+        noise = 0 if self.training else 0 * torch.rand(1)
+        return self.end(self.head(self.drop(x)) + noise)
+
+
+OWN = SETTINGS | {"model": Probabilities, "taps": "head=head"}
+
+
+@pytest.mark.parametrize(("end", "precision", "warned"), [
+    (None, "float32", True), (None, "bfloat16", True), (lambda out: out.log_softmax(1), "float32", False), (torch.relu, "float32", False)])
+def test_outputs_that_are_probabilities_are_warned_of(end, precision, warned, monkeypatch):
+    """Cross-entropy takes the softmax of a softmax without a word; of its logarithm that changes nothing."""
+    if end is not None:
+        monkeypatch.setattr(Probabilities, "end", staticmethod(end))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        consilience.run("fedavg", **OWN | {"rounds": 1, "precision": precision})
+    assert len([w for w in said if "as after a softmax" in str(w.message)]) == warned
+
+
+def test_asking_a_model_what_it_returns_changes_no_number(monkeypatch):
+    def numbers():
+        torch.manual_seed(3)
+        result = consilience.run("dbe", listener=Listener(), **OWN)
+        return [{k: v for k, v in r.items() if k != "measured"} for r in result.records], torch.get_rng_state()
+    asked = numbers()
+    monkeypatch.setattr(scoring, "_odd_outputs", lambda fed, data: [])
+    unasked = numbers()
+    assert asked[0] == unasked[0]
+    assert torch.equal(asked[1], unasked[1])
 
 
 @pytest.mark.parametrize("map_data", [False, True])

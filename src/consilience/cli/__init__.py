@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -69,17 +74,42 @@ def _options(version: bool = typer.Option(False, "--version", callback=_version,
     """Federated learning for data that differs from client to client."""
 
 
+STOPPED = (130, 143)               # what Ctrl-C and SIGTERM exit with
+
+
+@contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    """Leave by SIGTERM, which schedulers and `kill` send, as by Ctrl-C: processes are stopped, a terminal is put right, a word is said.
+
+    Where somebody has it ignored, or handles it already, it stays so.
+    """
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     try:
-        app(standalone_mode=True)
+        with _heeding_sigterm():
+            app(standalone_mode=True)
     except ConsilienceError as error:
         err().print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, SystemExit) as stop:
-        if isinstance(stop, SystemExit) and stop.code != 130:          # typer turns Ctrl-C into an exit with 130
+        code = stop.code if isinstance(stop, SystemExit) else 130         # typer turns Ctrl-C into an exit with 130
+        if code not in STOPPED:
             raise
         err().print("Stopped. Run the same command again to go on.")
-        sys.exit(130)
+        sys.exit(code)
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:

@@ -237,6 +237,8 @@ def site(store: Store,
          threads: Annotated[int, typer.Option("--threads", help="Threads on a CPU; 0: all cores.", min=0)] = 0,
          classes: Annotated[int | None, typer.Option("--classes", help="Number of classes, to check labels at once.")] = None,
          class_names: Annotated[str, typer.Option("--class-names", help="Their names in the agreed order, where labels are text.")] = "",
+         feature_names: Annotated[str, typer.Option("--feature-names", help="Names of a table's columns in the agreed order, as "
+                                                    "feature_names of the app.")] = "",
          check: Annotated[bool, typer.Option("--check", help="Read the data, say what they hold, and stop.")] = False,
          insecure: Insecure = False, as_json: AsJson = False) -> None:
     """Run a site until Ctrl-C: Flower's SuperNode, and a starter that runs approved apps only."""
@@ -249,7 +251,8 @@ def site(store: Store,
     from ..federation.trust import check_authority, check_node_key
     from .federation_site import watch
     check_address(server_)
-    held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"))
+    held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"),
+                     feature_names=coerce(feature_names, tuple[str, ...], "--feature-names"))
     about = describe_site(held)
     if check:
         return print_json(about) if as_json else _show_site(about)

@@ -5,7 +5,8 @@ while the client trains; where samples do not change either, every epoch would a
 pass of each over its samples, and a step reads the rows of its batch: such a method then costs little more than FedAvg.
 
 Not where answers may differ from step to step (augmentation, parts that change a batch, taps that belong to the model, layers that take
-the statistics of a batch in evaluation too) or are wide (maps), nor where a client's work is one epoch or counted in steps. Sizes of
+the statistics of a batch in evaluation too) or are wide (maps), nor where gradients are taken over pieces of a batch, of which the answers
+kept are not, nor where a client's work is one epoch or counted in steps. Sizes of
 clients decide nothing: a site of a federation, which knows its own alone, has to do what the simulation does for it, bit for bit.
 """
 
@@ -44,7 +45,8 @@ def recalled_models(fed: Federation) -> tuple[str, ...]:
     wide = any(len(shape) > 1 for shape in (*fed.spec.shapes.values(), fed.spec.output)) or numbers_of(fed) > WIDEST
     counted = [fed.policy.epochs if p.epochs is None else p.epochs for p in fed.phases]
     by_steps = fed.policy.steps is not None and any(p.epochs is None for p in fed.phases)
-    return () if changes or wide or by_steps or sum(counted) < 2 else asked
+    cut = any(part.pieces > 1 for part in fed.method.using("gradient"))
+    return () if changes or wide or cut or by_steps or sum(counted) < 2 else asked
 
 
 def numbers_of(fed: Federation) -> int:

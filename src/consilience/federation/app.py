@@ -189,6 +189,11 @@ Then, on the server:
 
 (`consilience federation server` prints that line; `consilience` is the name it gives the connection.)
 
+That command exits with 0 whatever becomes of the run. The "status" that this prints says how it ended, finished:completed or \
+finished:failed:
+
+    FLWR_TELEMETRY_ENABLED=0 FLWR_HOME=$PWD/server/flower/server flwr list consilience --format json
+
 Changing anything in this folder changes the app's hash, and sites refuse it until their operators approve the new one.
 """
 

@@ -27,10 +27,10 @@ class Cm(Part):
     paper = "FedCM (Xu et al., 2021)"
     helps = ("label skew",)
     departs = ("the first round takes plain steps, not steps scaled by α",
-               "local momentum on top of Δ doubles the momentum; the run's momentum is left as it is set",
-               "clients weigh the same in Δ, and by their samples in the model; weights=uniform is the paper, where Δ moves both")
+               "local momentum on top of Δ doubles the momentum; the run's momentum is left as it is set")
     neutral = {"alpha": 1.0}
     reduce = {"direction": "mean"}
+    prefers = {"weights": "uniform"}              # as in Δ: in the paper one mean over the clients is both
 
     @property
     def refuses(self) -> Mapping[str, str]:

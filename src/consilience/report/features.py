@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import rng
 from ..data import FederatedData
+from ..engines.workers import one_thread
 from ..errors import ConsilienceError
 from ..metrics.gather import Asked, gather
 from ..metrics.subject import TRAINING, Subject
@@ -37,7 +38,8 @@ def map_features(groups: Sequence[Group], samples: int = MOST_SAMPLES, data_dir:
             chosen = choose_samples(opened.data, samples, opened.config.policy.seed)
             subject, points = Subject(opened.federation, opened.data), {}
             tick(f"{group.label}: training its clients for a round")
-            values = {training: features_of(subject, chosen, training) for training in TRAINING}
+            with one_thread():                       # as in a run
+                values = {training: features_of(subject, chosen, training) for training in TRAINING}
             for training in TRAINING:
                 tick(f"{group.label}: map {training} local training")
                 points[training] = embed(values[training], rng.key(opened.config.policy.seed, "report", "map")).tolist()

@@ -135,20 +135,40 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
         raise ConfigError("None of the runs can be shown. " + " ".join(notes))
     searched = _searches(runs, {Path(folder).resolve() for folder in folders})
     if searched:
-        notes.append(f"{len(searched)} run{'s' if len(searched) > 1 else ''} of a comparison's search (seed "
-                     f"{', '.join(map(str, sorted({run.seed for run in searched})))}) are left out: settings were chosen on them. "
-                     "A folder that is named itself is shown.")
+        seeds = ", ".join(map(str, sorted({run.seed for run in searched})))
+        are, them = ("run is", "it") if len(searched) == 1 else ("runs are", "them")
+        notes.append(f"{len(searched)} {are} left out as a comparison's search (seed {seeds}): settings were chosen on {them}. A search "
+                     f"is told by comparison.json, or by a seed {APART:,} above another beside it. A folder that is named itself is shown.")
     groups, more = group_runs([run for run in runs if run not in searched])
     return Gathered(groups, notes + more)
 
 
 def _searches(runs: Sequence[StoredRun], named: Collection[Path]) -> list[StoredRun]:
-    """Runs of `compare --tune` that are not compared, told by their seed from the runs that lie beside them."""
+    """Runs of `compare --tune` that are not compared.
+
+    The comparison.json beside them says so, of the last comparison in that folder: what it compared is shown, what it searched is not.
+    Of a comparison that was not saved, was interrupted, or was written over by another, the seeds tell: a search's lies so far above the
+    first compared one. Somebody's own seeds may lie so too, which the note makes up for; a search taken for a result would flatter unseen.
+    """
     beside: dict[Path, set[int]] = {}
     for run in runs:
         beside.setdefault(run.path.parent.resolve(), set()).add(run.seed)
-    return [run for run in runs
-            if run.seed - APART in beside[run.path.parent.resolve()] and run.path.resolve() not in named]
+    told = {folder: _seeds_told(folder / "comparison.json") for folder in beside}
+
+    def searched(run: StoredRun) -> bool:
+        folder = run.path.parent.resolve()
+        compared, tuned_on = told[folder]
+        return run.seed in tuned_on or (run.seed not in compared and run.seed - APART in beside[folder])
+    return [run for run in runs if run.path.resolve() not in named and searched(run)]
+
+
+def _seeds_told(comparison: Path) -> tuple[set[int], set[int]]:
+    """The seeds that a comparison compared, and the one it searched with; none where there is no such file, or another program's."""
+    try:
+        stored = read_json(comparison)
+        return set(stored["seeds"]), {stored["tuning"]["seed"]} if stored["tuning"] else set()
+    except (DataError, OSError, KeyError, TypeError):
+        return set(), set()
 
 
 def group_runs(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:

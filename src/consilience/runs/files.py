@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,50 @@ def disk(what: str, path: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file atomically."""
+    """Write a whole file atomically. What could not be written whole takes no room: the disk may be full."""
     with disk("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.draft")
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        try:
+            with open(draft, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            _drop(draft)
+            raise
         sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is there whole or not at all. Gives a draft to write into, which takes the place of what was there before.
+
+    For one writer at a time: drafts beside it are of processes that were killed, and go.
+    """
+    drop_drafts(folder.parent)
+    draft = folder.with_name(f".draft-{folder.name}")
+    try:
+        yield draft
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(draft, folder)
+    except BaseException:
+        _drop(draft)
+        raise
+    sync_folder(folder.parent)
+
+
+def drop_drafts(*folders: Path) -> None:
+    """Remove what killed processes left half-written. Nobody else may be writing there."""
+    for folder in folders:
+        for draft in (*folder.glob(".*.draft"), *folder.glob(".draft-*")):
+            _drop(draft)
+
+
+def _drop(draft: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(draft) if draft.is_dir() else draft.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,7 +25,7 @@ from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
 from ..metrics.registry import canonical
 from .environment import describe_environment
-from .files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
+from .files import DiskError, disk, drop_drafts, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
 from .given import DIVIDING
 from .lock import folder_lock
 from .outside import COPIES, code_of, outside_files, refuse_other_code
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SHARE = 0.1        # at most this share of the time goes into checkpoints
 KEEP = 2                      # newest checkpoints kept
+WRITTEN = (".", COPIES, "checkpoints", "best", "best/clients", "final", "final/clients")        # folders in which files are written
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -65,7 +66,12 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        with folder_lock(self.path):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(folder_lock(self.path))
+            except DiskError:
+                if self.again or not self.done:       # a finished run is only read, and so from a disk that takes no lock too
+                    raise
             yield
 
     @property
@@ -98,6 +104,7 @@ class RunFolder:
             with disk("reopen", self.path):
                 (self.path / "done").unlink()      # damaged since: make the last rounds again from an older checkpoint
         if not self.done:                     # a finished run is only read
+            drop_drafts(*(self.path / place for place in WRITTEN))
             self.describe_environment(fed, {})
             self._drop_checkpoints_after(start)
         result.records.extend(self._cut_records(start))
@@ -201,15 +208,11 @@ class RunFolder:
         self._write_waiting()             # before the checkpoint, so that going on from it finds the best model of the rounds before
         tensors, meta = snapshot(fed, clients=not fed.clients.keeps_itself)
         folder = self.path / "checkpoints" / f"round-{fed.round_number:06d}"
-        draft = folder.with_name(f".draft-{folder.name}")
         with disk("write the checkpoint", folder):
-            shutil.rmtree(draft, ignore_errors=True)
-            sha256 = write_tensors(draft / "state.safetensors", tensors)
-            write_json(draft / "state.json", {"sha256": sha256, "meta": meta, "meta_sha256": _hash(meta),
-                                              **save_states(fed, draft, folder.name)})
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(draft, folder)
-            sync_folder(folder.parent)
+            with whole_folder(folder) as draft:
+                sha256 = write_tensors(draft / "state.safetensors", tensors)
+                write_json(draft / "state.json", {"sha256": sha256, "meta": meta, "meta_sha256": _hash(meta),
+                                                  **save_states(fed, draft, folder.name)})
             for old in self._checkpoints()[KEEP:]:
                 shutil.rmtree(old, ignore_errors=True)
                 forget_states(fed, old.name)

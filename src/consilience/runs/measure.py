@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ..core.federation import Federation
 from ..data import FederatedData
+from ..engines.workers import one_thread
 from ..errors import ConfigError, DataError
 from ..metrics.clients import worst
 from ..metrics.criterion import ACCURACY, of_served
@@ -62,17 +64,19 @@ def measure(run: OpenedRun | str | Path, names: str | Sequence[str] = (), option
     if names:
         _refuse(reasons)
     out: dict[str, Any] = {}
-    for one in measures:
-        if reasons[one.name]:
-            out[one.name] = {"left_out": reasons[one.name]}
-            continue
-        subject.tell, subject.halfway = _told(one.name, tell, until), Halfway() if halfway is None else halfway
-        subject.tell("", 0, 1)
-        start = time.perf_counter()
-        result = as_plain(one.measure(subject))
-        out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result, **looked_at,
-                         "measured": {"seconds": time.perf_counter() - start}}
-        (keep or save_measures)(run.path, {one.name: out[one.name]})
+    # as in a run: sums are added in the same order on any number of cores, in the round that is trained for a measure too
+    with one_thread() if run.federation.device.type == "cpu" else nullcontext():
+        for one in measures:
+            if reasons[one.name]:
+                out[one.name] = {"left_out": reasons[one.name]}
+                continue
+            subject.tell, subject.halfway = _told(one.name, tell, until), Halfway() if halfway is None else halfway
+            subject.tell("", 0, 1)
+            start = time.perf_counter()
+            result = as_plain(one.measure(subject))
+            out[one.name] = {"round": run.federation.round_number, "settings": as_plain(one.settings), "result": result, **looked_at,
+                             "measured": {"seconds": time.perf_counter() - start}}
+            (keep or save_measures)(run.path, {one.name: out[one.name]})
     return out
 
 

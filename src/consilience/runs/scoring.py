@@ -24,6 +24,8 @@ from ..metrics.subject import HELD_OUT, Subject
 MOST_SCORED = 1000                # clients scored where no number is asked for
 MANY_CLASSES = 50                 # with more, a class for every other sample is taken for a slip
 LARGE = 10.0                      # a feature so many times as large as 1, and as another, drowns it
+FEW = 32                          # samples that a model is asked about before it is trained
+ABOUT = 0.01                      # bfloat16 rounds by less
 NOT_SCORED: dict[str, Any] = {"global": None, "personalised": None, "validation": None}
 
 
@@ -146,6 +148,7 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
         out.append("There are no test samples that a model of this method could be scored on, so the run gives no accuracy. Leave "
                    "some: train and validation must add up to less than 1, or test=both (or published) takes the published test set.")
     out += _odd_sizes(data)
+    out += _odd_outputs(fed, data)
     if data.task == "classification":
         seen = torch.zeros(data.classes, dtype=torch.int64)
         for rows in data.table.train.rows.split(2**20):
@@ -169,6 +172,22 @@ def _odd_sizes(data: FederatedData) -> list[str]:
     largest, smallest = int(size.argmax()), int(torch.where(size > 0, size, torch.inf).argmin())
     return [f"The features differ in size: {called(largest)} is about {float(known.max()):.3g}, {called(smallest)} about "
             f"{float(known.min()):.3g}. Such columns train badly; -o transform=standardise scales each by its mean and deviation."]
+
+
+def _odd_outputs(fed: Federation, data: FederatedData) -> list[str]:
+    """A model whose outputs are probabilities already, found by asking it about a few samples, whatever its layers are called."""
+    if data.task != "classification" or data.classes < 2 or fed.method.using("main_loss"):         # a part may want probabilities
+        return []
+    rows = data.table.train.rows[:FEW]
+    if not len(rows):
+        return []
+    x, _ = data.transform(data.x[rows], data.y[rows], None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        out = fed.program.network.forward(fed.model, x.to(fed.device)).logits
+    if not (bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < ABOUT).all())):
+        return []
+    return ["The model's outputs are never negative and add up to 1, as after a softmax. The loss, cross-entropy, takes a softmax "
+            "itself, and of a softmax's outputs it learns slowly and badly. Let the model return what comes before it."]
 
 
 def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:

@@ -25,7 +25,7 @@ from ..report.tables import Table
 from .axes import Axis, parse_axis
 from .config import RunConfig
 from .entries import Entry, make_entries
-from .files import DiskError, disk, read_json, write_json
+from .files import DiskError, disk, drop_drafts, read_json, write_json
 from .folder import default_folder, read_records
 from .lock import folder_lock
 from .many import Warner, Watcher
@@ -104,6 +104,7 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     folder = Path(out) if out is not None else _default_folder(entry, base, plan)
     with folder_lock(folder):
         _check_plan(folder, plan)
+        drop_drafts(folder)
         trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Warner())
     if len(trial_list) < trials:
         remarks = [*remarks, f"All {len(trial_list)} configurations of the settings swept were tried; {trials} trials were asked for."]

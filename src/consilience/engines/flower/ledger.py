@@ -21,7 +21,7 @@ from ...core.federation import Federation
 from ...core.snapshot import restore, snapshot
 from ...errors import ConfigError, DataError
 from ...runs.environment import describe_environment
-from ...runs.files import disk, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
+from ...runs.files import disk, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
 from ...runs.folder import read_records
 from ...runs.lock import folder_lock
 from ...runs.result import summarise
@@ -142,17 +142,13 @@ class Ledger:
         """After every round, before the next begins: sites count on it that the server never goes back further than two."""
         tensors, meta = snapshot(fed, clients=False)
         folder = self.path / "checkpoints" / f"round-{fed.round_number:06d}"
-        draft = folder.with_name(f".draft-{folder.name}")
         about: dict[str, Any] = {
             "meta": meta, "sites": {str(n): {"name": m.name, "sizes": m.sizes, "node": m.was} for n, m in roster.members.items()},
             "accepted": {str(i): {"first": s.first, "seen": s.seen, "own_round": s.own_round} for i, s in fed.clients.visited()}}
         with disk("write the checkpoint", folder):
-            shutil.rmtree(draft, ignore_errors=True)
-            about["sha256"] = write_tensors(draft / "state.safetensors", tensors)
-            write_json(draft / "state.json", {**about, "hash": _hash(about)})
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(draft, folder)
-            sync_folder(folder.parent)
+            with whole_folder(folder) as draft:
+                about["sha256"] = write_tensors(draft / "state.safetensors", tensors)
+                write_json(draft / "state.json", {**about, "hash": _hash(about)})
             for old in self._checkpoints()[KEEP:]:
                 shutil.rmtree(old, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ... import tree
 from ...core.client import ClientState
 from ...errors import DataError
-from ...runs.files import disk, read_json, read_tensors, sync_folder, write_json, write_tensors
+from ...runs.files import disk, read_json, read_tensors, whole_folder, write_json, write_tensors
 from .parcel import Refused
 
 KEEP = 2                       # accepted versions kept: the server itself keeps two checkpoints
@@ -64,14 +64,9 @@ class Versions:
     def write(self, round_number: int, state: ClientState, accepted: int) -> None:
         """Keep a round's state; drop what nobody can ask for any more."""
         folder = self._folder(round_number)
-        draft = folder.with_name(f".draft-{folder.name}")
-        with disk("write the site's state", folder):
-            shutil.rmtree(draft, ignore_errors=True)
+        with disk("write the site's state", folder), whole_folder(folder) as draft:
             sha256 = write_tensors(draft / "state.safetensors", dict(tree.paths(state.tensors)))
             write_json(draft / "state.json", {"sha256": sha256, "first": state.first, "seen": state.seen, "own_round": state.own_round})
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(draft, folder)
-            sync_folder(folder.parent)
         older = [r for r in self.rounds() if r <= accepted]
         for old in older[:-KEEP]:
             shutil.rmtree(self._folder(old), ignore_errors=True)
