@@ -155,17 +155,19 @@ def test_a_model_with_the_kernel_learns_as_without(monkeypatch: pytest.MonkeyPat
     sample = (1, 28, 28) if name == "mnist_cnn" else (3, 32, 32)
     x, seen, used = turned(normal((16, *sample), "x")), [], []
     monkeypatch.setattr(_stem_cuda, "convolved", lambda *a, real=_stem_cuda.convolved: used.append(1) or real(*a))
-    for kernel in (True, False):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for kernel, half_way in ((True, True), (False, True), (False, False)):
         if not kernel:
             monkeypatch.setattr(_stem_cuda, "usable", lambda conv, x: False)
         module = make(name, sample=sample, classes=10, key=rng.key(0, "m")).module.cuda().to(memory_format=torch.channels_last)
         params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        network, model = Network(staged(module), half=True), {"params": params, "buffers": buffers}
+        network, model = Network(staged(module), half=half_way), {"params": params, "buffers": buffers}
         for _ in range(2):
             logits = network.forward(model, x, train=True).logits
         grads = torch.autograd.grad(F.cross_entropy(logits, torch.arange(16, device="cuda") % 10), list(params.values()))
-        seen.append((logits.detach(), dict(zip(params, grads))))
+        seen.append({"logits": logits.detach(), **dict(zip(params, grads))})
     assert len(used) == 2
-    near(seen[0][0], seen[1][0].double(), 0.05)                   # roundings to bfloat16 that fall to the other side, and what they flip
-    for key, theirs in seen[1][1].items():
-        assert (seen[0][1][key] - theirs).norm() <= 0.15 * theirs.norm() + 1e-4, key
+    ours, theirs, exact = seen                            # roundings that fall to the other side flip ReLUs: both are some way off
+    for key, right in exact.items():
+        off, usual = ((t[key].float() - right).norm() for t in (ours, theirs))
+        assert off <= 1.5 * usual + 0.02 * right.norm() + 1e-4, key
