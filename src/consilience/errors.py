@@ -26,6 +26,10 @@ class DataError(ConsilienceError):
     """Files or samples that are missing, damaged, or too few for what was asked."""
 
 
+class DeviceError(ConsilienceError):
+    """A GPU that is there and cannot be used now."""
+
+
 class NonFiniteError(ConsilienceError):
     """Training produced infinity or NaN; nothing was aggregated from it."""
 

@@ -11,7 +11,7 @@ from tiny_recipe import TINY
 from typer.testing import CliRunner
 
 from consilience.cli.recipes import recipes, reproduce
-from consilience.errors import ConfigError
+from consilience.errors import ConfigError, DeviceError
 from consilience.recipes.load import recipe_names
 
 app = typer.Typer()
@@ -137,3 +137,14 @@ def test_wrong_words_are_refused_before_anything_runs(run, tiny, tmp_path):
     assert not (tmp_path / "reproductions").exists()
     with pytest.raises(ConfigError, match="dbe/table5"):
         run("reproduce", "dbe/table55")
+
+
+def test_what_ended_all_runs_is_said_once(run, tmp_path, monkeypatch, capsys):
+    def busy(*given, **more):
+        raise DeviceError("The GPU cannot be used now: busy.")
+    monkeypatch.setattr("consilience.runs.many.run_config", busy)
+    (tmp_path / "tiny.toml").write_text(TINY, encoding="utf-8")
+    result = CliRunner().invoke(app, ["reproduce", "tiny.toml", "--columns", "accuracy", "--jobs", "1"])
+    assert result.exit_code == 3
+    assert result.output.count("cannot be used now: busy.") == 2                   # where it happened, and at the end
+    assert re.search(r"Warning: .*, seed 0; .*, seed 1; .* and \d more failed: The GPU cannot be used now: busy\.", result.output)

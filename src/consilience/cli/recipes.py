@@ -171,10 +171,13 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
         print_json(documents[0] if len(documents) == 1 else {"recipes": documents})
     for piece, outcome in zip(pieces, outcomes) if not as_json else ():
         _print(piece, outcome, form)
-    failed = [f"{e.cell.row.title}, {e.cell.column.title}, seed {seed} {state}" for outcome in outcomes for e in outcome.entries
-              for seed, state in e.states.items() if state.startswith("failed")]
-    for line in failed:
-        warn(line)
+    failed: dict[str, list[str]] = {}
+    for entry in (e for outcome in outcomes for e in outcome.entries):
+        for seed, state in entry.states.items():
+            if state.startswith("failed"):
+                failed.setdefault(state, []).append(f"{entry.cell.row.title}, {entry.cell.column.title}, seed {seed}")
+    for state, cells in failed.items():                # what ended all of them is said once
+        warn(f"{'; '.join(cells[:3])}{f' and {len(cells) - 3} more' if len(cells) > 3 else ''} {state}")
     if failed:
         raise typer.Exit(3)
 

@@ -83,11 +83,14 @@ class _Reporter(Watcher):
 
     def run_done(self, label: str, failure: str | None) -> None:
         self.watcher.run_done(label, failure)
+        if failure:
+            self.tell(f"{label}: {failure}")
         told: set[int] = set()
         for piece, cell, seed, name in self.owners.get(label, ()):
             outcome = collect(piece.recipe, piece.runs, piece.order)
             entry = next(e for e in outcome.entries if e.cell is cell)
-            self.tell(f"{name}: {failure or entry.line(seed)}")
+            if not failure:
+                self.tell(f"{name}: {entry.line(seed)}")
             if id(piece) not in told:
                 told.add(id(piece))
                 self.finished(piece, outcome)

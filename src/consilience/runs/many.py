@@ -1,4 +1,6 @@
-"""Many runs, several at a time, each in a folder of its own. Finished ones are only read; a failed one stops no other."""
+"""Many runs, several at a time, each in a folder of its own. Finished ones are only read; a failed one stops no other, unless the GPU
+cannot be used: then none is begun any more.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from ..data import FederatedData
 from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError, unknown, warn_caller
+from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
@@ -39,6 +41,7 @@ from .result import Result
 from .run import Listener, choose_device, load_data, run_config
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
+
 PLACES = ("here", "ray")
 POLL = 0.25                                 # seconds between looks at the rounds of running processes
 NOTE = 120                                  # bytes of what a process says of its work
@@ -46,6 +49,10 @@ LATE = "no time was left to begin it"
 DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
 UNGUARDED = ("its process died. A script that defines a measure is imported by every process: put what it runs under "
              "`if __name__ == '__main__':`, or the measure in a module of its own")
+
+
+class Unusable(str):
+    """Why there is no document, where the GPU is to blame and not the run."""
 
 
 class Then(Protocol):
@@ -116,6 +123,7 @@ class _Runs:
         self.outcomes: dict[int, Outcome] = {}
         self.said: set[str] = set()
         self.notes: dict[int, str] = {}
+        self.in_vain = 0                                # runs that found the GPU unusable, since the last that did not
         watcher.begin(what, len(jobs), sum(j.config.run.rounds for j in jobs))
 
     def run(self, workers: int | None, on: str = "here") -> list[Outcome]:
@@ -135,6 +143,7 @@ class _Runs:
 
     def keep(self, i: int, outcome: Outcome, warnings: Sequence[str]) -> None:
         self.outcomes[i] = outcome
+        self.in_vain = self.in_vain + 1 if isinstance(outcome, Unusable) else 0
         for message in warnings:
             if message not in self.said:                # the same data give every method the same warnings
                 self.said.add(message)
@@ -154,9 +163,16 @@ class _Runs:
             self.notes[i] = note
             self.watcher.noted(self.jobs[i].label, note)
 
+    def leave(self, places: Sequence[int]) -> None:
+        """Begin none of these: what the last run found will hold for them."""
+        why = next(o for o in reversed([*self.outcomes.values()]) if isinstance(o, Unusable))
+        self.outcomes.update(dict.fromkeys(places, why))
+
     def here(self, left: Sequence[int]) -> None:
         try:
-            for i in left:
+            for n, i in enumerate(left):
+                if self.in_vain:
+                    return self.leave(left[n:])
                 job = self.jobs[i]
                 with one_thread():       # as in a worker, so that sums are added in the same order with any number of workers
                     self.keep(i, *_attempt(job.config.flat(), job.folder, self.again, partial(self.heard, i), self.until, job.then,
@@ -203,6 +219,9 @@ class _Runs:
                 for future in done:
                     self.keep(running[future], *future.result())
                     del running[future]
+                if self.in_vain >= workers and not any(rounds[i] > 0 for i in running.values()):
+                    left_out = [future for future in running if future.cancel()]
+                    self.leave([running.pop(future) for future in left_out])
         except BrokenProcessPool:
             return [i for i in running.values() if rounds[i] >= 0] or list(running.values())
         except BaseException:
@@ -286,6 +305,8 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
         if then is not None and folder is not None and (Path(folder) / "done").is_file():
             document["then"] = then(folder, note, until)
         return document, ear.warnings
+    except DeviceError as error:
+        return Unusable(error), ear.warnings
     except ConsilienceError as error:
         return str(error), ear.warnings
     except Exception as error:

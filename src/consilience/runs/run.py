@@ -21,7 +21,7 @@ from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
-from ..errors import ConfigError, warn_caller
+from ..errors import ConfigError, DeviceError, warn_caller
 from ..metrics.criterion import ACCURACY, validation_score
 from ..metrics.subject import Subject
 from ..models import Built, default_for, load_pretrained, make
@@ -77,6 +77,17 @@ def devices_of(config: RunConfig) -> tuple[torch.device, ...]:
     return existing_devices(config.run.devices) if config.run.devices else (choose_device(config.run.device),)
 
 
+def start(device: torch.device) -> None:
+    """Begin to use a device, so that one which cannot be used says so in our words, and before anything else is done."""
+    if device.type == "cuda":
+        try:
+            torch.zeros(1, device=device)
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0].rstrip(".")
+            raise DeviceError(f"The GPU {device} cannot be used now: {said}. Another program may hold it or all of its memory (nvidia-smi "
+                              "shows which), or it serves one program at a time. Start again when it is free, or use device=cpu.") from None
+
+
 def build_model(config: RunConfig, data: FederatedData) -> Built:
     """The model a configuration names, with initial values drawn from the seed."""
     vocabulary = (data.description.get("vocabulary") or {}).get("size")
@@ -92,12 +103,15 @@ def build_model(config: RunConfig, data: FederatedData) -> Built:
 
 def build_federation(config: RunConfig, data: FederatedData) -> Federation:
     """Everything up to the first round."""
+    devices = devices_of(config)
+    for device in devices:
+        start(device)
     proxy = load(config.run.proxy, "iid", 1, data_dir=config.run.data_dir).x if config.run.proxy else None
     population = Population(data.x, data.y, data.table.train, data.classes, data.transform, data.table.names, proxy,
                             task_named(data.task))
-    built, device = build_model(config, data), devices_of(config)[0]
-    refuse_samples_without_room(population.x, population.y, device)
-    return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, device)
+    built = build_model(config, data)
+    refuse_samples_without_room(population.x, population.y, devices[0])
+    return Federation(built.module, built.layout, config.stack().method(), population, config.policy, Sequential, devices[0])
 
 
 def run(method: str = "fedavg", data: str | Dataset | FederatedData = "digits", *, out: str | Path | None = None,
