@@ -84,7 +84,15 @@ ANYTHING = r"The hook 'correction' of part 'wrong' must return a Correction\(add
 
 @pytest.mark.parametrize(("given", "said"), [
     (None, ANYTHING + r"Got NoneType instead\. Is a return missing\?"), ({}, ANYTHING + "Got dict instead"),
-    (Correction(strength=torch.ones(())), "The strength in the correction of part 'wrong' must be a number. Got Tensor instead")])     # type: ignore[arg-type]
+    (Correction(strength=torch.ones(())), "The strength in the correction of part 'wrong' must be a number. Got Tensor instead"),     # type: ignore[arg-type]
+    (Correction(target=None), r"The target in the correction of part 'wrong' must be a tree by parameter, as v\.received\['params'\] is\. "     # type: ignore[arg-type]
+                              "Got NoneType instead"),
+    # a whole model, or a whole scratch, in place of its parameters: no name in it is a parameter's, and nothing would be added
+    (Correction(strength=1.0, target={"params": {}, "buffers": {}}), "The target in the correction of part 'wrong' has 'params', which is "
+                                                                     "no parameter of the model"),
+    (Correction({"head.bais": torch.ones(3)}), r"The add in the correction of part 'wrong' has 'head\.bais', which is no parameter"),
+    (Correction({"head.bias": torch.ones(())}), r"must have a tensor of shape \(3,\) for 'head\.bias'\. Got shape \(\) instead"),
+    (Correction({"head.bias": 1.0}), "Got float instead")])     # type: ignore[dict-item]
 def test_anything_else_is_refused(given: Any, said: str) -> None:
     @dataclass(frozen=True)
     class Wrong(Part):

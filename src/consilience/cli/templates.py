@@ -27,7 +27,10 @@ class {cls}(Part):
     refuses = {{"no global model": "pulls towards it"}}      # beside `local` nothing travels, and it would change nothing
 
     def loss(self, v: Any) -> Any:
-        """A term added to the loss. `v` holds the batch, the trace of the forward pass, parameters, shared state, …"""
+        """A term added to the loss. `v` holds the batch, the trace of the forward pass, parameters, shared state, …
+
+        Where nothing but such a pull is left of your idea, declare it with the hook `correction`: a GPU computes it for less.
+        """
         return 0.5 * self.strength * tree.sq_dist(tree.pick(v.params, v.travelling), v.received["params"])
 '''
 

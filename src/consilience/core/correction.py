@@ -36,17 +36,32 @@ class Correction(NamedTuple):
     target: Flat = {}
 
 
-def declared(part: Part, given: Any, keys: Iterable[str]) -> Correction:
-    """What a part declares, for these keys."""
+def declared(part: Part, given: Any, params: Flat, keys: Iterable[str]) -> Correction:
+    """What a part declares for a model with these parameters, as far as these keys go."""
     if not isinstance(given, Correction):
         raise ConfigError(f"The hook 'correction' of part {part.name!r} must return a Correction(add, strength, target). "
                           f"Got {type(given).__name__} instead.{' Is a return missing?' if given is None else ''}")
     if not isinstance(given.strength, (int, float)):             # a kernel takes it when it is launched, not when it runs
         raise ConfigError(f"The strength in the correction of part {part.name!r} must be a number. Got {type(given.strength).__name__} "
                           "instead. What is known on the device alone belongs into the hook 'grad'.")
+    for what, flat in (("add", given.add), ("target", given.target)):
+        _check_tree(f"The {what} in the correction of part {part.name!r}", flat, params)
     keys = tuple(keys)
     add, target = (tree.pick(flat, [k for k in keys if k in flat]) for flat in (given.add, given.target))
     return Correction(add, float(given.strength), target)
+
+
+def _check_tree(what: str, flat: Any, params: Flat) -> None:
+    """Names that no parameter has would change nothing, without a word, and other shapes would be spread over the parameter's."""
+    if not isinstance(flat, dict):
+        raise ConfigError(f"{what} must be a tree by parameter, as v.received['params'] is. Got {type(flat).__name__} instead.")
+    for key, t in flat.items():
+        if key not in params:
+            raise ConfigError(f"{what} has {key!r}, which is no parameter of the model. It must be a tree by parameter, as "
+                              "v.received['params'] is.")
+        if not isinstance(t, Tensor) or t.shape != params[key].shape:
+            got = f"shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+            raise ConfigError(f"{what} must have a tensor of shape {tuple(params[key].shape)} for {key!r}. Got {got} instead.")
 
 
 def term(params: Flat, own: Correction) -> Any:

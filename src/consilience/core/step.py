@@ -191,7 +191,8 @@ class Step:
     @cached_property
     def corrections(self) -> dict[str, Correction]:
         """What parts declare, as far as the phase trains it."""
-        return {p.name: correction.declared(p, p.correction(v), self.phase.keys) for p, v in self.first.views("correction")}
+        params, keys = self.model["params"], self.phase.keys
+        return {p.name: correction.declared(p, p.correction(v), params, keys) for p, v in self.first.views("correction")}
 
     @cached_property
     def takes_narrow(self) -> bool:
