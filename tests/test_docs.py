@@ -28,6 +28,7 @@ from consilience.metrics.registry import describe_measures, make_measures
 from consilience.models.registry import MODELS
 from consilience.parts import PARTS
 from consilience.parts.presets import PRESETS
+from consilience.parts.registry import find_part
 from consilience.recipes.load import recipe_names
 from consilience.runs.config import parse_set
 
@@ -209,6 +210,19 @@ def test_the_page_on_parts_says_what_every_method_is_made_of() -> None:
         made |= dict.fromkeys(re.findall(r"`([^`]+)`", names), parts)
     assert made == {p.name: "+".join(p.parts) for p in PRESETS.values() if p.parts and p.parts != (p.name,)}
     assert [n for n in PARTS if not re.search(rf"`[^`\n]*\b{n}\b[^`\n]*`", section)] == []
+
+
+def test_the_page_on_parts_has_every_claim_and_trait_with_the_parts_that_have_it() -> None:
+    section = (DOCS / "parts.md").read_text(encoding="utf-8").partition("Combinations are refused by words.")[2].partition("\n## ")[0]
+    tables = {what: {word: set(re.findall(r"`(\w+)`", owners)) for word, owners in re.findall(r"^\| `([^`|]+)` \| (.+) \|$", rows, re.M)}
+              for what, rows in re.findall(r"^\| (claim|trait) \| of \|\n((?:\|.*\n)+)", section, re.M)}
+    for what, own in (("claim", lambda part: part.claims), ("trait", lambda part: part.traits)):
+        parts = [find_part(name)() for name in PARTS]
+        for part in parts:
+            assert [word for word in own(part) if part.name not in tables[what].get(word, ())] == [], part.name
+        for word, owners in tables[what].items():               # a row may say with which setting a part belongs to it
+            assert owners >= {p.name for p in parts if word in own(p)}
+            assert owners <= {*PARTS}, word
 
 
 # Blocks of code

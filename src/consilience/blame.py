@@ -12,8 +12,17 @@ _OURS = str(Path(__file__).parent) + os.sep
 _THEIRS = tuple({str(Path(sysconfig.get_path(name))) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+def placed(error: Exception, place: str | None = None) -> Exception:
+    """An error of another process, with the place it was found at there: its frames do not travel."""
+    error.__dict__["_place"] = place
+    return error
+
+
 def place_in_users_code(error: BaseException) -> str | None:
     """'mine.py, line 12, in loss: return v.x + 1', where our code called the user's and that failed; None where it did not."""
+    if "_place" in error.__dict__:
+        found: str | None = error.__dict__["_place"]
+        return found
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_OURS)), len(frames))
     for frame in reversed(frames[first:]):

@@ -115,6 +115,13 @@ def test_a_mistake_in_a_hook_names_its_line_and_does_not_block_the_folder(cli, t
     cli("run", "./mine.py:Mine", *TINY, "--out", "a")
 
 
+def test_a_mistake_in_a_worker_process_names_its_line_too(cli, tmp_path):
+    """In a hook after the steps: a first step is tried in the main process."""
+    (tmp_path / "mine.py").write_text(PART.replace("LOSS", PULL) + "\n    def finish(self, c):\n        return c.nothere, {}\n")
+    said = cli("run", "./mine.py:Mine", *TINY, "--engine", "workers", "--out", "a", code=2).err
+    assert "AttributeError: 'ClientView' object has no attribute 'nothere' mine.py, line 17, in finish: return c.nothere, {}" in said
+
+
 def test_a_comparison_names_the_line_too(cli, tmp_path):
     write(tmp_path / "mine.py", "v.nothere")
     said = cli("compare", "./mine.py:Mine", *TINY, "--no-local", "--seeds", "1", "--jobs", "1", code=3).err

@@ -85,7 +85,8 @@ BASE = {"tree", "rng", "errors", "options", "memory"}
 MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "_rng_cuda.py": set(), "rng.py": {"_rng_cuda"}, "memory.py": set(),
               "cuda_start.py": set(), "blame.py": set(), "loading.py": {"blame", "errors"}, "options.py": {"errors"},
               "core": BASE | {"core"}, "privacy": BASE | {"privacy"},
-              "parts": BASE | {"_rng_cuda", "core", "loading", "parts", "privacy"}, "engines": BASE | {"core", "engines", "loading"},
+              "parts": BASE | {"_rng_cuda", "core", "loading", "parts", "privacy"},
+              "engines": BASE | {"blame", "core", "engines", "loading"},
               # joins a run with Flower, so it stands above runs
               "engines/flower": BASE | {"core", "data", "engines", "federation", "metrics", "models", "parts", "runs"}}
 BELOW_RUNS = ("data", "models", "metrics")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import rng, tree
 from ..errors import ConfigError
+from . import returned
 from .layout import Layout
 from .method import Method
 from .network import Network, staged
@@ -66,6 +67,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     frozen = {k for k, p in module.named_parameters() if not p.requires_grad}      # the user froze them: they never train
     given, spec = _describe(module, [layout.features], spec, x)
     given.close()
+    for k, p in module.named_parameters():                       # the network trains none by itself; in `build` they are as they were given
+        p.requires_grad_(k not in frozen)
     for part in method.parts:
         if part.needs_vectors and len(spec.shapes[spec.features]) != 1:
             raise ConfigError(f"{part.name} works on one feature vector and one label per sample, but this model's head receives maps of "
@@ -73,7 +76,8 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     for part in method.using("build"):
         with torch.random.fork_rng(devices=[]):                  # a part's initial values depend on its name alone
             torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))
-            module = part.build(module, spec).to(device)
+            module = returned.module(part, part.build(module, spec)).to(device)
+    frozen |= {k for k, p in module.named_parameters() if not p.requires_grad}      # or a part did so, as with a fixed classifier
     points = sorted({layout.features, *(q for p in method.using("points") for q in p.points(layout))})
     network, spec = _describe(module, points, spec, x, any(p.second_order for p in method.parts))
     keys = (*spec.model["params"], *spec.model["buffers"])
@@ -82,7 +86,7 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     main = tuple(k for k in spec.model["params"] if not k.startswith(apart) and k not in frozen)
     phases = [Phase("main", main)]
     for part in method.using("phases"):
-        phases = part.phases(phases, spec)
+        phases = returned.phases(part, part.phases(phases, spec), spec.model["params"])
     trained = {k for p in phases if p.model == "model" for k in p.keys}
     spec = replace(spec, trained=tuple(k for k in main if k in trained & spec.shared))
     for part in method.using("require"):

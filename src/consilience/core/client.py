@@ -12,10 +12,10 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..tree import Tree
-from .declared import check_form
 from .network import Trace
 from .part import Model, Part, Phase
 from .recall import answers
+from .returned import check_form, start, tensors, two
 from .samples import Schedule
 from .slot import Slot
 
@@ -42,9 +42,15 @@ class Outcome(NamedTuple):
     losses: Tensor                # one per step
 
 
+_THERE = {"previous": "for parts that declare `previous = True`", "download": "in the hook 'receive' only",
+          **dict.fromkeys(("model", "scratch", "steps", "path", "moves", "losses"), "in the hook 'finish' only"),
+          **dict.fromkeys(("moving", "expected", "secret"), "in the hook 'release' only")}
+
+
 class ClientView:
     """What a part may read on a client outside its steps."""
 
+    previous: Model               # as it was last trained, at first the initial one; where a part declares `previous`
     model: Model                  # as trained; in `finish` only
     scratch: Tree                 # in `finish` only
     download: Tree                # what `deliver` sent; in `receive` only
@@ -66,7 +72,14 @@ class ClientView:
         self.round, self.spec = fed.round_number, fed.spec
         self.common_key = rng.key(fed.policy.seed, part.name, stage, fed.round_number)    # the same on every client
         self.key = rng.key(self.common_key, number)
+        if state.tensors["previous"]:
+            self.previous = state.tensors["previous"]
         self.__dict__.update(more)
+
+    def __getattr__(self, name: str) -> Any:             # asked for what was not found alone
+        if name in _THERE:
+            raise AttributeError(f"c.{name} is there {_THERE[name]}")
+        return object.__getattribute__(self, name)       # says what is wrong, inside a property too
 
     @property
     def size(self) -> int:
@@ -108,6 +121,12 @@ class ClientView:
         """A forward pass outside training, without gradients."""
         return self._fed.look(self.id, self._state, model, x, train, taps)
 
+    def apply(self, name: str, x: Tensor, model: Model, train: bool = False) -> Tensor:
+        """One submodule (the head, an attached module) of a model. Gradients reach x and the model where they are enabled
+        (`torch.enable_grad()`).
+        """
+        return self._fed.program.network.apply(model, name, x, train)
+
     def train(self, model: Model, epochs: int = 1, steps: int | None = None, pace: float = 1.0) -> Model:
         """The model after plain local training: the task alone, no added terms. It ends after `steps` where they are given, and has
         `pace` times the run's learning rate.
@@ -146,10 +165,10 @@ class LocalWork:
         scratch: Tree = {}
         for part in fed.method.using("receive"):
             view = self._view(part, "receive", received, download=self.download.get(part.name, {}))
-            params, scratch[part.name] = part.receive(view)
+            params, scratch[part.name] = start(part, part.receive(view), received["params"])
             received = {**received, "params": params}
         for part in fed.method.using("init_scratch"):
-            scratch[part.name] = part.init_scratch(self._view(part, "init_scratch", received))
+            scratch[part.name] = tensors(part, "init_scratch", part.init_scratch(self._view(part, "init_scratch", received)))
         homes = self.state.tensors
         slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,
@@ -169,9 +188,10 @@ class LocalWork:
         for part in finishing:
             view = self._view(part, "finish", received, model=slot.model, scratch=slot.scratch.get(part.name, {}),
                               steps=len(losses), path=lengths, moves=moves, losses=losses)
-            new, uploads[part.name] = part.finish(view)
+            new, upload = two(part, "finish", part.finish(view), "what it keeps (c.kept)", "what it uploads ({} for nothing)")
+            uploads[part.name] = tensors(part, "finish", upload, "uploads")
             if new:
-                check_form(part.name, "finish", new, kept.get(part.name, {}), "init_kept")
+                check_form(part.name, "finish", new, kept.get(part.name, {}), "the tensors that 'init_kept' declares")
                 kept[part.name] = new
         model: Model = slot.model
         if fed.method.using("release"):
@@ -253,7 +273,7 @@ def consult(fed: Federation, number: int, common: tuple[str, str, list[int]], ow
     part = next(p for p in fed.method.parts if p.name == name)
     state = fed.client(number)
     received = fed.received(state, copied=False)          # parts only read it, and what they upload is copied below
-    upload: Tree = getattr(part, stage)(ClientView(fed, number, part, received, state, stage, cohort))
+    upload = tensors(part, stage, getattr(part, stage)(ClientView(fed, number, part, received, state, stage, cohort)), "uploads")
     if upload and fed.method.using("release"):
         upload = release(fed, number, state, cohort, f"{stage} {name}", {name: upload}, fed.model, False)[0][name]
     return tree.clone(upload)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import tree
-from ..errors import ConfigError
 from ..tree import Flat, Tree
 from . import optimiser
+from .returned import tensors
 
 if TYPE_CHECKING:
     from .federation import Federation
@@ -15,27 +15,14 @@ if TYPE_CHECKING:
 
 def initial(fed: Federation, home: str) -> Tree:
     """What the parts declare for one home."""
-    return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), getattr(p, "init_" + home)(fed.spec))
-            for p in fed.method.using("init_" + home)}
+    hook = "init_" + home
+    return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), tensors(p, hook, getattr(p, hook)(fed.spec)))
+            for p in fed.method.using(hook)}
 
 
 def own_tensors(name: str, params: Flat, personal: Tree) -> Flat:
     """What a part's own steps move: what it attached to the model, and what it holds personally."""
     return {k: p for k, p in params.items() if k.startswith(name + ".")} | {f"personal/{path}": t for path, t in tree.paths(personal)}
-
-
-def check_form(part: str, hook: str, given: Tree, declared: Tree, by: str) -> None:
-    """Refuse tensors that are not those declared: they would be found missing later, far from the part that gave them."""
-    shapes, wanted = ({path: tuple(t.shape) for path, t in tree.paths(of)} for of in (given, declared))
-    if shapes == wanted:
-        return
-    wrong = [f"{path!r} is missing" for path in wanted if path not in shapes]
-    for path, shape in shapes.items():
-        if path not in wanted:
-            wrong.append(f"{path!r} is none of them")
-        elif shape != wanted[path]:
-            wrong.append(f"{path!r} has the shape {shape}, not {wanted[path]}")
-    raise ConfigError(f"The hook {hook!r} of part {part!r} must return the tensors that {by!r} declares: {'; '.join(wrong)}.")
 
 
 def still(fed: Federation) -> Tree:

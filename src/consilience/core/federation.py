@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import rng, tree
 from ..errors import ConfigError, DataError
 from ..tree import Flat, Tree
+from . import returned
 from .assemble import assemble
 from .client import ClientState, ClientView, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
@@ -178,7 +179,8 @@ class Federation:
         state = self.client(number)
         model, taps = self.received(state), True
         for part in self.method.using("personalise"):
-            model, taps = part.personalise(ClientView(self, number, part, model, state, "personalise", [number]))
+            view = ClientView(self, number, part, model, state, "personalise", [number])
+            model, taps = returned.served(part, part.personalise(view), model)
         return model, taps
 
     def each(self, task: ClientTask, numbers: Sequence[int], common: Any = None, given: Sequence[Any] | None = None) -> Iterator[Any]:
@@ -198,10 +200,11 @@ class Federation:
         total = sum(sizes)
         return torch.tensor([n / total for n in sizes], device=self.device)
 
-    def serve(self, part: Part, stage: str, ids: list[int], **more: Any) -> ServerView:
+    def serve(self, part: Part, stage: str, ids: list[int], models: Sequence[Flat] = (), **more: Any) -> ServerView:
         return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
                           self.spec, self.model, rng.key(self.policy.seed, part.name, "server", stage, self.round_number),
-                          self.shares(ids), secret=self.secret, apply=self.program.network.apply, **more)
+                          self.shares(ids), secret=self.secret, network=self.program.network,
+                          trained=models if part.reads_models else None, **more)
 
     @torch.no_grad()
     def downloads(self, number: int) -> dict[str, Tree]:
@@ -227,9 +230,10 @@ class Federation:
         for guard in self.method.using("publish"):
             reduced = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
         if self.method.has(part, "server"):
-            shared, server = part.server(self.serve(part, stage, ids, reduced=reduced, models=models))
-            self.keep("shared", part, shared)
-            self.keep("server", part, server)
+            view = self.serve(part, stage, ids, reduced=reduced, models=models)
+            shared, server = returned.two(part, "server", part.server(view), "its shared state (s.shared)", "its server state (s.server)")
+            self.keep("shared", part, returned.tensors(part, "server", shared, "shared tensors"))
+            self.keep("server", part, returned.tensors(part, "server", server, "server tensors"))
         return reduced
 
     def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None, silent: frozenset[int] = frozenset()) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from .. import tree
 from ..errors import ConfigError
 from ..tree import Flat, Tree
 from .part import Model, Part, Spec
+
+if TYPE_CHECKING:
+    from .network import Network
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,23 @@ class ServerView:
     key: Tensor
     p: Tensor                     # weights of the average by the run's policy, in the order of ids
     reduced: Tree = field(default_factory=dict)      # this part's uploads, reduced as it declared
-    models: list[Flat] = field(default_factory=list)  # trained travelling parameters, client by client, in the order of ids
+    trained: Sequence[Flat] | None = None      # what `models` shows; None where the part does not declare that it reads them
     secret: bytes = b""           # the server's own entropy for noise; empty in a simulation, where noise is keyed
-    apply: Callable[[Model, str, Tensor], Tensor] | None = None     # run one submodule of a model, with gradients
+    network: Network | None = None
+
+    @property
+    def models(self) -> Sequence[Flat]:
+        """Travelling parameters as trained, client by client, in the order of ids; empty where nobody has trained yet."""
+        if self.trained is None:
+            raise AttributeError("s.models is there for parts that declare `reads_models = True`")
+        return self.trained
+
+    def apply(self, name: str, x: Tensor, model: Model | None = None, train: bool = False) -> Tensor:
+        """One submodule (the head, an attached module) of s.model or of the model given. Gradients reach x and the model where they are
+        enabled (`torch.enable_grad()`).
+        """
+        assert self.network is not None
+        return self.network.apply(model or self.model, name, x, train)
 
 
 def _weighted(x: Tensor, p: Tensor) -> Tensor:
@@ -61,8 +78,21 @@ def reduce_uploads(part: Part, uploads: list[Tree], p: Tensor) -> Tree:
         if how not in REDUCTIONS:
             raise ConfigError(f"Part {part.name!r} uploads {key!r} but declares no reduction for it. "
                               f"Add it to `reduce` with one of: {', '.join(REDUCTIONS)}.")
+        _refuse_unlike(part, key, how, uploads)
         out[key] = tree.map(lambda *xs, how=how: REDUCTIONS[how](list(xs), p), *(u[key] for u in uploads))
     return out
+
+
+def _refuse_unlike(part: Part, key: str, how: str, uploads: list[Tree]) -> None:
+    """Refuse shapes that cannot be put together, of which PyTorch would say neither whose they are nor what helps."""
+    first = 1 if how == "concat" else 0                 # along which clients may have different numbers of rows
+    shapes = [{path: tuple(t.shape) for path, t in tree.paths({key: u[key]})} for u in uploads]
+    for other in shapes[1:]:
+        for path, shape in other.items():
+            if len(shape) != len(shapes[0][path]) or shape[first:] != shapes[0][path][first:]:
+                raise ConfigError(f"Part {part.name!r} uploads {path!r} with shape {shapes[0][path]} from one client and {shape} from "
+                                  f"another, which {how!r} cannot put together. Upload one shape"
+                                  + (", but for the first dimension." if first else ", or reduce by 'concat', which joins rows."))
 
 
 def weighted_change(model: Flat, trained: list[Flat], p: Tensor) -> Flat:

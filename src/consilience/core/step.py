@@ -13,10 +13,10 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import ConfigError
 from ..tree import Flat, Tree
-from . import correction, descent, optimiser
+from . import correction, descent, optimiser, returned
 from ._record_cuda import record
 from .correction import Correction
-from .declared import check_form, own_tensors
+from .declared import own_tensors
 from .gradients import Gradients
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
@@ -160,7 +160,7 @@ class Step:
         self.drawn = x                                # as it was before parts saw it
         self.first = Pass(self, self.model)
         for part, view in self.first.views("batch"):
-            self.batch = part.batch(view)
+            self.batch = returned.batch(part, part.batch(view))
 
     def _picked(self, size: int) -> tuple[Tensor, Tensor]:
         """The next `size` samples of the slot's order, transformed."""
@@ -223,7 +223,8 @@ class Step:
                 self.first.terms.append((part.name, term))
                 self.result = self.result[0] + term, self.result[1]
             if part in self.hooks["grad"]:
-                g = part.grad(view, g)
+                given, g = g, part.grad(view, g)
+                returned.check_form(part.name, "grad", g, given, "a gradient for every parameter that it was given")
             if g is not before:
                 self.corrected.append(part.name)
         return g
@@ -321,7 +322,7 @@ class Program:
             loss, scratch = step.result
             tracked = {p.name: ("track", scratch[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
-                check_form(name, hook, new, slot.scratch.get(name, {}), "init_scratch")
+                returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares")
                 slot.track(name, new)
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])

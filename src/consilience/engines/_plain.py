@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..blame import place_in_users_code, placed
 from ..core.client import ClientState, Outcome
 from ._plan import import_main
 
@@ -73,9 +74,9 @@ def _find(module: str, name: str) -> Any:
 
 
 def describe_error(error: Exception) -> Any:
-    """An exception as its class's name and its plain arguments; None where they are not plain."""
+    """An exception as its class's name, its plain arguments and its place in code of the user's; None where they are not plain."""
     try:
-        return [type(error).__module__, type(error).__qualname__, encode(list(error.args), _no_tensor)]
+        return [type(error).__module__, type(error).__qualname__, encode(list(error.args), _no_tensor), place_in_users_code(error)]
     except TypeError:
         return None
 
@@ -84,14 +85,14 @@ def rebuild_error(document: Any) -> Exception | None:
     """The exception, where its class is an exception's and known to this process already; else None."""
     if document is None:
         return None
-    module, name, args = document
+    module, name, args, *place = document
     found: Any = sys.modules.get(module)
     for step in name.split("."):
         found = getattr(found, step, None)
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None
     try:
-        return found(*decode(args, _no_tensor))
+        return placed(found(*decode(args, _no_tensor)), *place)
     except Exception:
         return None
 

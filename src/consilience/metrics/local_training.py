@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core import returned
 from ..core.client import ClientState, ClientView, Outcome
 from ..core.federation import Engine, Federation, Work
 from ..core.part import Model
@@ -137,5 +138,6 @@ def served(fed: Federation, number: int, model: Model, state: ClientState) -> tu
     """The model a client with this state is served by when it holds `model`, and whether taps act in it."""
     taps = True
     for part in fed.method.using("personalise"):
-        model, taps = part.personalise(ClientView(fed, number, part, model, state, "personalise", [number]))
+        view = ClientView(fed, number, part, model, state, "personalise", [number])
+        model, taps = returned.served(part, part.personalise(view), model)
     return model, taps

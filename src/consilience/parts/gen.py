@@ -89,7 +89,6 @@ class Gen(Part):
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         if s.stage == "prepare":
             return {**s.shared, "labels": s.reduced["labels"]}, s.server
-        assert s.apply is not None
         g, adam = tree.clone(s.shared["generator"]), tree.clone(s.server["adam"])
         clients = [{"params": {**s.model["params"], **m}, "buffers": s.model["buffers"]} for m in s.models]
         lr = torch.tensor(self.server_lr, device=s.p.device)
@@ -100,7 +99,7 @@ class Gen(Part):
             with torch.enable_grad():
                 leaf = {k: w.requires_grad_() for k, w in tree.clone(g).items()}
                 z = self._features(leaf, y, key, s.spec.classes)
-                logits = sum(w * s.apply(m, s.spec.layout.head, z) for w, m in zip(s.p, clients))
+                logits = sum(w * s.apply(s.spec.layout.head, z, m, train=True) for w, m in zip(s.p, clients))
                 grads = torch.autograd.grad(F.cross_entropy(torch.as_tensor(logits), y), [*leaf.values()])
             optimiser.update(self._adam(), g, dict(zip(g, grads)), adam, lr)
         return {**s.shared, "generator": g}, {"adam": adam}

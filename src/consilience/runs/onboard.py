@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..core import returned
 from ..core.client import ClientState, ClientView, LocalWork
 from ..core.diagnose import refuse_nonfinite
 from ..core.federation import Federation
@@ -168,7 +169,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
     with torch.no_grad():
         for part in personalise:
             view = ClientView(fed, number, part, model, outcome.state, "personalise", ids)
-            model, taps = part.personalise(view)
+            model, taps = returned.served(part, part.personalise(view), model)
     return Served(fed, number, outcome.state, model, taps and fed.personal, NEW), rule
 
 

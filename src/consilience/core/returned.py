@@ -1,0 +1,108 @@
+"""What hooks return, checked where they return it: a wrong form would be found later, far from the part that gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import tree
+from ..errors import ConfigError
+from ..tree import Flat, Tree
+from .part import Batch, Model, Part, Phase
+
+
+def refuse(part: str, hook: str, wanted: str, given: Any) -> ConfigError:
+    """The error for something of another kind than wanted."""
+    if torch.is_tensor(given):
+        got = f"a tensor of shape {tuple(given.shape)}"
+    elif isinstance(given, tuple) and not hasattr(given, "_fields"):
+        got = f"{len(given)} things"
+    else:
+        got = type(given).__name__
+    missing = " Is a return missing?" if given is None else ""
+    return ConfigError(f"The hook {hook!r} of part {part!r} must return {wanted}. Got {got} instead.{missing}")
+
+
+def two(part: Part, hook: str, given: Any, first: str, second: str) -> tuple[Any, Any]:
+    """Two things, both of them named in the error."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise refuse(part.name, hook, f"two things, {first} and {second}", given)
+    return given
+
+
+def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
+    """A tree: dictionaries by names, with nothing but tensors in them."""
+    if not isinstance(given, dict):
+        raise refuse(part.name, hook, f"{what} by their names, as a dictionary (an empty one for nothing)", given)
+    for path, leaf in tree.paths(given):
+        if not torch.is_tensor(leaf):
+            raise refuse(part.name, hook, f"{what} by their names, and {path!r} must be a tensor", leaf)
+    return given
+
+
+def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str) -> None:
+    """Refuse tensors that are not those wanted, by their names and shapes; `whose` says which these are."""
+    if not isinstance(given, dict):
+        raise refuse(part, hook, whose, given)
+    shapes, expected = ({path: getattr(t, "shape", None) for path, t in tree.paths(of)} for of in (given, wanted))
+    if shapes == expected:
+        return
+    wrong = [f"{path!r} is missing" for path in expected if path not in shapes]
+    for path, shape in shapes.items():
+        if path not in expected:
+            wrong.append(f"{path!r} is none of them")
+        elif shape is None:
+            wrong.append(f"{path!r} is no tensor")
+        elif shape != expected[path]:
+            wrong.append(f"{path!r} has the shape {tuple(shape)}, not {tuple(expected[path] or ())}")
+    more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {'; '.join(wrong[:3])}{more}.")
+
+
+def weights(part: Part, given: Any, p: Tensor) -> Tensor:
+    """One weight for each client."""
+    if not torch.is_tensor(given) or given.shape != p.shape:
+        raise refuse(part.name, "weights", f"a tensor with one weight for each of the {len(p)} clients", given)
+    return given
+
+
+def start(part: Part, given: Any, received: Flat) -> tuple[Flat, Tree]:
+    """Parameters that training starts from, and scratch."""
+    params, scratch = two(part, "receive", given, "the parameters to start from", "its scratch ({} for none)")
+    check_form(part.name, "receive", params, received, "every parameter that it received")
+    return params, tensors(part, "receive", scratch, "scratch tensors")
+
+
+def served(part: Part, given: Any, received: Model) -> tuple[Model, bool]:
+    """A client's own model, and whether taps act in it."""
+    model, taps = two(part, "personalise", given, 'a model ({"params": …, "buffers": …})', "whether taps act in it")
+    check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})')
+    return model, bool(taps)
+
+
+def batch(part: Part, given: Any) -> Batch:
+    if not isinstance(given, Batch):
+        raise refuse(part.name, "batch", "a batch, such as v.batch._replace(x=…)", given)
+    return given
+
+
+def module(part: Part, given: Any) -> nn.Module:
+    if not isinstance(given, nn.Module):
+        raise refuse(part.name, "build", "the module, changed or not", given)
+    return given
+
+
+def phases(part: Part, given: Any, keys: Flat) -> list[Phase]:
+    """Phases that train parameters which are there; those of a second model are its part's own affair."""
+    if not isinstance(given, list) or not all(isinstance(phase, Phase) for phase in given):
+        raise refuse(part.name, "phases", "a list of phases", given)
+    if not given:
+        raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase, so that nothing would train.")
+    for phase in given:
+        unknown = [k for k in phase.keys if phase.model == "model" and k not in keys]
+        if unknown:
+            raise ConfigError(f"The hook 'phases' of part {part.name!r} names {unknown[0]!r} in the phase {phase.name!r}, "
+                              f"which is no parameter of the model. Its parameters: {', '.join(keys)}.")
+    return given
