@@ -183,47 +183,157 @@ class Part:
         return None
 
     # once, when the method is built
-    def require(self, spec: Spec) -> str | None: return None
-    def build(self, module: nn.Module, spec: Spec) -> nn.Module: return module
-    def points(self, layout: Layout) -> tuple[str, ...]: return ()
-    def share(self, key: str, spec: Spec) -> bool: return True
-    def phases(self, phases: list[Phase], spec: Spec) -> list[Phase]: return phases
-    def plain_keys(self, keys: tuple[str, ...], spec: Spec) -> tuple[str, ...]: return keys      # what `c.train` trains
-    def init_shared(self, spec: Spec) -> Tree: return {}
-    def init_server(self, spec: Spec) -> Tree: return {}
-    def init_kept(self, spec: Spec) -> Tree: return {}
-    def init_personal(self, spec: Spec) -> Tree: return {}
-    def exchange(self, round_number: int) -> bool: return True
+    def require(self, spec: Spec) -> str | None:
+        """Why it cannot run on these data, this model or this policy; None where it can."""
+        return None
+
+    def build(self, module: nn.Module, spec: Spec) -> nn.Module:
+        """The module with what it attaches or replaces; what it attaches under its own name is its own."""
+        return module
+
+    def points(self, layout: Layout) -> tuple[str, ...]:
+        """Where in the model it listens or acts: names of modules, `name:input` for what enters one."""
+        return ()
+
+    def share(self, key: str, spec: Spec) -> bool:
+        """Whether this parameter or buffer travels."""
+        return True
+
+    def phases(self, phases: list[Phase], spec: Spec) -> list[Phase]:
+        """What trains, one after another, in a round of a client."""
+        return phases
+
+    def plain_keys(self, keys: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
+        """What `c.train` trains."""
+        return keys
+
+    def init_shared(self, spec: Spec) -> Tree:
+        """State on the server that is sent to every client, as it is before the first round."""
+        return {}
+
+    def init_server(self, spec: Spec) -> Tree:
+        """State on the server that is never sent."""
+        return {}
+
+    def init_kept(self, spec: Spec) -> Tree:
+        """State that a client keeps between its rounds."""
+        return {}
+
+    def init_personal(self, spec: Spec) -> Tree:
+        """Tensors of a client that train with its model and never leave it."""
+        return {}
+
+    def exchange(self, round_number: int) -> bool:
+        """Whether models travel in this round."""
+        return True
+
     # on a client, around its steps
-    def prepare(self, c: ClientView) -> Tree: return {}
-    def survey(self, c: ClientView) -> Tree: return {}
-    def receive(self, c: ClientView) -> tuple[Flat, Tree]: return c.received["params"], {}
-    def init_scratch(self, c: ClientView) -> Tree: return {}
-    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree: return {}
-    def finish(self, c: ClientView) -> tuple[Tree, Tree]: return c.kept, {}
-    def release(self, c: ClientView, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]: return uploads, model
-    def personalise(self, c: ClientView) -> tuple[Model, bool]: return c.received, True
+    def prepare(self, c: ClientView) -> Tree:
+        """What a client uploads before the first round."""
+        return {}
+
+    def survey(self, c: ClientView) -> Tree:
+        """What a client uploads in a round before it trains, of the model as received."""
+        return {}
+
+    def receive(self, c: ClientView) -> tuple[Flat, Tree]:
+        """The parameters that training starts from, and scratch."""
+        return c.received["params"], {}
+
+    def init_scratch(self, c: ClientView) -> Tree:
+        """State for one round of a client."""
+        return {}
+
+    def plan(self, key: Tensor, spec: Spec, sizes: Tensor) -> Tree:
+        """Draws for all steps of a round, a row for each; `sizes` are those of their batches."""
+        return {}
+
+    def finish(self, c: ClientView) -> tuple[Tree, Tree]:
+        """After training: what the client keeps, and what it uploads."""
+        return c.kept, {}
+
+    def release(self, c: ClientView, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]:
+        """What leaves the client, of what all parts upload and of the model."""
+        return uploads, model
+
+    def personalise(self, c: ClientView) -> tuple[Model, bool]:
+        """The client's own model for scoring, and whether taps act in it."""
+        return c.received, True
+
     # inside a step
-    def batch(self, v: StepView) -> Batch: return v.batch
-    def beside(self, v: StepView) -> Tensor | None: return None      # samples that `v.forward(v.model, …)` will be asked for
-    def tap(self, v: StepView, point: str, x: Tensor) -> Any: return x
-    def relabel(self, v: StepView) -> Tensor: return v.batch.target
-    def track(self, v: StepView) -> Tree: return v.scratch
-    def before(self, v: StepView) -> Any: return 0.0
-    def adversary(self, v: StepView) -> Any: return 0.0
-    def main_loss(self, v: StepView) -> Any: return 0.0
-    def loss(self, v: StepView) -> Any: return 0.0
-    def correction(self, v: StepView) -> Correction: return Correction()
-    def gradient(self, v: StepView, grad_at: Callable[..., Flat]) -> Flat | tuple[Flat, Tree]:      # grad_at(params, batch=None)
+    def batch(self, v: StepView) -> Batch:
+        """The batch that the step trains on, in place of `v.batch`."""
+        return v.batch
+
+    def beside(self, v: StepView) -> Tensor | None:
+        """Samples that `v.forward(v.model, …)` will be asked for, to go through the main pass with the batch."""
+        return None
+
+    def tap(self, v: StepView, point: str, x: Tensor) -> Any:
+        """The value at a point in place of x; or that and a note for `v.notes`."""
+        return x
+
+    def relabel(self, v: StepView) -> Tensor:
+        """What the loss compares with, in place of the target."""
+        return v.batch.target
+
+    def track(self, v: StepView) -> Tree:
+        """Scratch after the main pass."""
+        return v.scratch
+
+    def before(self, v: StepView) -> Any:
+        """A loss for a step of its own tensors before the main pass."""
+        return 0.0
+
+    def adversary(self, v: StepView) -> Any:
+        """A loss for a step of its own tensors after the main pass."""
+        return 0.0
+
+    def main_loss(self, v: StepView) -> Any:
+        """The loss in place of the task's."""
+        return 0.0
+
+    def loss(self, v: StepView) -> Any:
+        """A term that is added to the loss."""
+        return 0.0
+
+    def correction(self, v: StepView) -> Correction:
+        """What is added to every gradient: a constant, and a pull of the parameters to others."""
+        return Correction()
+
+    def gradient(self, v: StepView, grad_at: Callable[..., Flat]) -> Flat | tuple[Flat, Tree]:
+        """The gradient in place of that of the loss, and scratch where it has any; ask `grad_at(params, batch=None)` where you like."""
         return grad_at(v.params)
-    def grad(self, v: StepView, g: Flat) -> Flat: return g
+
+    def grad(self, v: StepView, g: Flat) -> Flat:
+        """The gradient, changed."""
+        return g
+
     # on the server
-    def server(self, s: ServerView) -> tuple[Tree, Tree]: return s.shared, s.server
-    def weights(self, s: ServerView, p: Tensor) -> Tensor: return p
-    def aggregate(self, s: ServerView, change: Flat) -> tuple[Flat, Tree]: return change, s.server
-    def deliver(self, s: ServerView, client: int) -> Tree: return {}
-    def publish(self, s: ServerView, owner: str, reduced: Tree, how: Mapping[str, str]) -> Tree: return reduced
-    def account(self, s: ServerView, releases: Mapping[str, list[int]]) -> tuple[dict[str, Any], Tree]: return {}, s.server
+    def server(self, s: ServerView) -> tuple[Tree, Tree]:
+        """After the uploads were put together: what is shared from now on, and server state."""
+        return s.shared, s.server
+
+    def weights(self, s: ServerView, p: Tensor) -> Tensor:
+        """The clients' weights in the average, which come as `p`."""
+        return p
+
+    def aggregate(self, s: ServerView, change: Flat) -> tuple[Flat, Tree]:
+        """The change of the model, and server state."""
+        return change, s.server
+
+    def deliver(self, s: ServerView, client: int) -> Tree:
+        """What this client alone is sent."""
+        return {}
+
+    def publish(self, s: ServerView, owner: str, reduced: Tree, how: Mapping[str, str]) -> Tree:
+        """What is made known of what clients uploaded, once it was put together."""
+        return reduced
+
+    def account(self, s: ServerView, releases: Mapping[str, list[int]]) -> tuple[dict[str, Any], Tree]:
+        """After a round: an entry of its record, and server state. `releases` says who uploaded what."""
+        return {}, s.server
+
 
 
 HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
