@@ -142,8 +142,8 @@ class Federation:
     def plans(self, number: int, schedule: Schedule, kind: str) -> Tree:
         """The parts' draws for every step, one row per step."""
         sizes = torch.tensor([n for _, s in schedule for n in s] or [self.policy.batch])
-        return {p.name: p.plan(rng.key(self.policy.seed, "plan", number, self.round_number, kind, p.name), self.spec, sizes)
-                for p in self.method.using("plan")}
+        key = lambda p: rng.key(self.policy.seed, "plan", number, self.round_number, kind, p.name)
+        return {p.name: returned.planned(p, p.plan(key(p), self.spec, sizes), len(sizes)) for p in self.method.using("plan")}
 
     def make_slot(self, work: Work) -> Slot:
         """A slot with room for the longest schedule any client has for this kind of work."""
@@ -209,7 +209,8 @@ class Federation:
     @torch.no_grad()
     def downloads(self, number: int) -> dict[str, Tree]:
         """What parts deliver to one client where it takes part alone."""
-        return {p.name: p.deliver(self.serve(p, "deliver", [number]), number) for p in self.method.using("deliver")}
+        return {p.name: returned.tensors(p, "deliver", p.deliver(self.serve(p, "deliver", [number]), number))
+                for p in self.method.using("deliver")}
 
     def keep(self, home: str, part: Part, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
@@ -228,7 +229,9 @@ class Federation:
         """Reduce one part's uploads (in the order of client ids) and let it update its state on the server."""
         reduced = reduce_uploads(part, uploads, self.shares(ids))
         for guard in self.method.using("publish"):
-            reduced = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
+            known = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
+            returned.check_form(guard.name, "publish", known, reduced, f"what was put together of {part.name}'s uploads")
+            reduced = known
         if self.method.has(part, "server"):
             view = self.serve(part, stage, ids, reduced=reduced, models=models)
             shared, server = returned.two(part, "server", part.server(view), "its shared state (s.shared)", "its server state (s.server)")
