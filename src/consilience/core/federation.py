@@ -198,7 +198,7 @@ class Federation:
         """Each client's weight in the average, by the run's policy."""
         sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
         total = sum(sizes)
-        return torch.tensor([n / total for n in sizes], device=self.device)
+        return cast(Tensor, tree.to(torch.tensor([n / total for n in sizes]), self.device))
 
     def serve(self, part: Part, stage: str, ids: list[int], models: Sequence[Flat] = (), **more: Any) -> ServerView:
         return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
