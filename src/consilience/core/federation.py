@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -278,12 +279,26 @@ class Federation:
         """Before round one: what parts must know of all clients."""
         return RoundReport(0, [], exchanged=False) if self.prepared else self._attempt(lambda silent: prepare(self, silent))
 
-    def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, by a keyed draw."""
-        size = self.policy.cohort_size(self.size)
-        if size == self.size:
-            return list(range(self.size))
-        return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
+    @torch.no_grad()
+    def cohort(self, round_number: int, there: Sequence[int] | None = None) -> list[int]:
+        """The clients of a round, of those that are there: by a keyed draw, or as a part chooses by what the server knows."""
+        ids = range(self.size) if there is None else there
+        size = min(self.policy.cohort_size(self.size), len(ids))
+        if size == len(ids):
+            return list(ids)
+        drawn = [ids[i] for i in rng.subset(rng.key(self.policy.seed, "cohort", round_number), len(ids), size)]
+        for part in self.method.using("choose"):
+            able = self._able(ids)
+            view = replace(self.serve(part, "choose", able), round=round_number,
+                           key=rng.key(self.policy.seed, part.name, "server", "choose", round_number))
+            drawn = returned.chosen(part, part.choose(view, list(drawn)), {*able, *drawn}, size)
+        return drawn
+
+    def _able(self, ids: Sequence[int]) -> list[int]:
+        """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""
+        sizes = [self.samples.size_of(i) for i in ids]
+        steps = {n: self.samples.steps_for(n, self.phases) for n in {*sizes}}
+        return [i for i, n in zip(ids, sizes) if steps[n]]
 
     def fails(self, number: int) -> bool:
         """Whether a selected client is lost in this round."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -67,6 +67,21 @@ def weights(part: Part, given: Any, p: Tensor) -> Tensor:
     if not torch.is_tensor(given) or given.shape != p.shape:
         raise refuse(part.name, "weights", f"a tensor with one weight for each of the {len(p)} clients", given)
     return given
+
+
+def chosen(part: Part, given: Any, there: Set[int], size: int) -> list[int]:
+    """The clients of a round: different ones, of those that are there, no more than the run has in a round."""
+    numbers = given.tolist() if torch.is_tensor(given) and given.dim() == 1 else given
+    if not isinstance(numbers, (list, tuple)) or not all(type(i) is int for i in numbers):
+        raise refuse(part.name, "choose", f"the numbers of up to {size} clients, as a list", given)
+    wrong = [*(f"{i} is none of s.ids" for i in sorted({*numbers} - there)),
+             *(f"{i} stands there twice" for i in sorted({i for i in numbers if numbers.count(i) > 1})),
+             *([f"there are {len(numbers) or 'none'} of them"] if not 1 <= len(numbers) <= size else [])]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(f"The hook 'choose' of part {part.name!r} must return different clients of s.ids, 1 to {size} of them, as the "
+                          f"run has in a round ('participation'): {'; '.join(wrong[:3])}{more}.")
+    return sorted(numbers)
 
 
 def start(part: Part, given: Any, received: Flat) -> tuple[Flat, Tree]:
