@@ -2,8 +2,12 @@
 
 from . import cuda_start as cuda_start  # first: any other module may start CUDA
 from . import tree
+from .core.client import ClientView
 from .core.correction import Correction
-from .core.part import Part
+from .core.layout import Layout
+from .core.part import Batch, Model, Part, Phase, Spec
+from .core.server import ServerView
+from .core.step_view import StepView
 from .data import from_arrays, load
 from .errors import ConfigError, ConsilienceError, ConsilienceWarning, DataError, NonFiniteError, RefusedCombination
 from .options import option
@@ -12,5 +16,6 @@ from .runs.compare import compare
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "ConsilienceError", "ConsilienceWarning", "Correction", "DataError", "NonFiniteError", "Part",
-           "RefusedCombination", "Result", "RunConfig", "compare", "from_arrays", "load", "option", "run", "tree"]
+__all__ = ["Batch", "ClientView", "ConfigError", "ConsilienceError", "ConsilienceWarning", "Correction", "DataError", "Layout", "Model",
+           "NonFiniteError", "Part", "Phase", "RefusedCombination", "Result", "RunConfig", "ServerView", "Spec", "StepView", "compare",
+           "from_arrays", "load", "option", "run", "tree"]

@@ -86,6 +86,19 @@ def test_compare_runs_an_edited_part_anew_and_only_reads_the_rest(cli, tmp_path)
     assert before["methods"]
 
 
+def test_a_comparison_that_cannot_be_written_is_printed_before_the_error(cli, tmp_path):
+    """As on a disk that is read-only by now: the runs are there, their table is printed, and the exit code is the disk's."""
+    compare = ("compare", "fedavg", "fedprox", *TINY, "--no-local", "--seeds", "1", "--jobs", "1", "--out", "c")
+    table = cli(*compare).out
+    (tmp_path / "c" / "comparison.json").unlink()
+    (tmp_path / "c" / "comparison.json").mkdir()
+    refused = cli(*compare, code=4)
+    assert refused.out == table
+    assert "fedprox" in table
+    assert "Cannot write 'c/comparison.json'" in refused.err
+    assert [row["name"] for row in cli(*compare, "--json", code=4).json()["rows"]] == ["fedavg", "fedprox"]
+
+
 def test_an_edited_model_is_another_run(cli, tmp_path):
     (tmp_path / "mynet.py").write_text(NET)
     run = ("run", "fedavg", *TINY, "--model", "./mynet.py:Net(width=4)", "--taps", "head=head", "--json")

@@ -55,3 +55,18 @@ def test_onboard(cli, run, tmp_path):
     assert document["after"]["accuracy"] > document["before"]["accuracy"]
     assert document["model"]["personal"]["file"] == "personal.personal.safetensors"
     assert "epochs" in cli("onboard", "r", "--data", SOURCE, "--epochs", "0", code=2).err
+
+
+def test_what_cannot_be_written_is_printed_before_the_error(cli, run, tmp_path):
+    """Hours may have gone into it."""
+    for name in ("p.csv", "personal.safetensors"):
+        (tmp_path / name).mkdir()
+    rows = cli("predict", "r", "--data", SOURCE).out
+    refused = cli("predict", "r", "--data", SOURCE, "-o", "p.csv", code=4)
+    assert refused.out == rows
+    assert "Cannot write 'p.csv'" in refused.err
+    refused = cli("onboard", "r", "--data", SOURCE, "--epochs", "1", code=4)
+    assert "accuracy after" in refused.out
+    assert "wrote" not in refused.out
+    assert "Cannot write 'personal.safetensors'" in refused.err
+    assert cli("onboard", "r", "--data", SOURCE, "--epochs", "1", "--json", code=4).json()["model"] is None

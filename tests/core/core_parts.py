@@ -73,6 +73,29 @@ class Break(Part):
         return change, {"y": s.server["y"] + 1}
 
 
+@dataclass(frozen=True)
+class Highest(Part):
+    """Chooses the clients with the highest loss so far; those that never trained first, and among equals by their numbers."""
+
+    on: bool = True
+
+    name = "highest"
+    reduce = {"loss": "stack"}
+
+    def init_server(self, spec: Any) -> Any:
+        return {"loss": torch.full((spec.population,), 1e9)}
+
+    def choose(self, s: Any, drawn: list[int]) -> list[int]:
+        loss = s.server["loss"].tolist()
+        return sorted(s.ids, key=lambda i: -loss[i])[: len(drawn)] if self.on else drawn
+
+    def finish(self, c: Any) -> Any:
+        return c.kept, {"loss": c.losses.mean()}
+
+    def server(self, s: Any) -> Any:
+        return s.shared, {"loss": s.server["loss"].index_copy(0, torch.tensor(s.ids), s.reduced["loss"])}
+
+
 class Plain(nn.Module):
     """No normalisation; `body` may hold anything."""
 

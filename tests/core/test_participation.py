@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from core_parts import Highest
 
 from consilience import tree
+from consilience.core.method import Method
 from consilience.core.part import Part
-from consilience.errors import ConfigError
+from consilience.core.snapshot import restore, snapshot
+from consilience.errors import ConfigError, RefusedCombination
+from consilience.parts.dp import Dp
 from consilience.parts.dyn import Dyn
 from consilience.parts.mixup import Mixup
 from consilience.parts.scaffold import Scaffold
-from consilience.testing import run_tiny, state_of, tiny_federation
+from consilience.testing import differences, run_tiny, state_of, tiny_federation
 
 TEN = (8,) * 10
 
@@ -205,3 +209,83 @@ def test_parts_that_prefer_different_weights_need_a_word_from_the_run():
     with pytest.raises(ConfigError, match=r"likes.*Set weights explicitly"):
         tiny_federation([Scaffold(), LikesSamples()], weights="auto")
     assert tiny_federation([Scaffold(), LikesSamples()], weights="uniform").policy.weights == "uniform"
+
+
+# ---- parts that choose -----------------------------------------------------------------------------------------------
+
+def test_a_part_chooses_by_what_the_server_has_learnt():
+    """Two a round: everyone once, by number, then those whose losses were highest. Client 2 has 5 samples and makes no batch of 8: it is
+    never asked for, and the run's own draw would have left it idle.
+    """
+    fed = tiny_federation([Highest()], sizes=(24, 17, 5, 40, 16, 30, 24), participation=2)
+    reports = [fed.round() for _ in range(3)]
+    assert [r.cohort for r in reports] == [[0, 1], [3, 4], [5, 6]]
+    losses = {i: loss for r in reports for i, loss in r.losses.items()}
+    assert fed.round().cohort == sorted(sorted(losses, key=lambda i: -losses[i])[:2])
+
+
+def test_a_part_that_takes_the_draw_changes_no_bit():
+    plain, same = (run_tiny(parts, sizes=TEN, participation=0.3, rounds=3) for parts in ([], [Highest(on=False)]))
+    assert not differences(plain, same, lambda path: not path.startswith("server"))
+    assert plain.took_part == same.took_part
+
+
+def test_where_all_take_part_nobody_is_asked():
+    fed = tiny_federation([choosing(lambda s, drawn: 1 / 0)])
+    assert fed.round().cohort == [0, 1, 2, 3]
+
+
+def test_a_choice_is_the_same_after_a_checkpoint_and_on_a_round_made_again():
+    whole = run_tiny([Highest()], sizes=TEN, participation=3, rounds=5)
+    first, second = run_tiny([Highest()], sizes=TEN, participation=3, rounds=3), tiny_federation([Highest()], sizes=TEN, participation=3)
+    restore(second, *snapshot(first))
+    assert second.cohort(4) == second.cohort(4) == first.cohort(4)
+    for _ in range(2):
+        second.round()
+    assert not differences(whole, second)
+    assert whole.took_part == second.took_part
+
+
+def choosing(choose):
+    return dataclass(frozen=True)(type("Mine", (Part,), {"name": "mine", "choose": lambda self, s, drawn: choose(s, drawn)}))()
+
+
+def test_what_a_part_sees_when_it_chooses():
+    seen = []
+    fed = tiny_federation([choosing(lambda s, drawn: seen.append(s) or drawn)], sizes=TEN, participation=3, weights="uniform")
+    fed.round()
+    fed.round()
+    assert [s.round for s in seen] == [1, 2]
+    assert [s.stage for s in seen] == ["choose", "choose"]
+    assert seen[0].ids == [i for i, n in enumerate(TEN) if n >= 8]                     # enough for a batch
+    assert seen[0].p.tolist() == pytest.approx([1 / len(seen[0].ids)] * len(seen[0].ids))
+    assert int(seen[0].key) != int(seen[1].key)
+
+
+@pytest.mark.parametrize(("choose", "said"), [
+    (lambda s, drawn: None, r"'choose' of part 'mine' must return the numbers of up to 3 clients, as a list. Got NoneType instead. Is a"),
+    (lambda s, drawn: [0.0, 1.0], r"must return the numbers of up to 3 clients, as a list. Got list"),
+    (lambda s, drawn: s.p, r"must return the numbers of up to 3 clients, as a list. Got a tensor of shape"),
+    (lambda s, drawn: [], r"must return different clients of s.ids, 1 to 3 of them, as the run has .*: there are none of them\."),
+    (lambda s, drawn: [0, 1, 2, 3], r"there are 4 of them"),
+    (lambda s, drawn: [0, 0, 99], r"99 is none of s.ids; 0 stands there twice\."),
+])
+def test_a_wrong_choice_is_refused(choose, said):
+    fed = tiny_federation([choosing(choose)], sizes=(24,) * 6, participation=3)
+    with pytest.raises(ConfigError, match=said):
+        fed.round()
+    assert fed.round_number == 0
+
+
+def test_fewer_and_a_tensor_will_do():
+    fed = tiny_federation([choosing(lambda s, drawn: torch.tensor([4, 1]))], sizes=(24,) * 6, participation=3)
+    assert fed.round().cohort == [1, 4]
+
+
+def test_two_parts_cannot_both_choose_nor_one_beside_noise_that_counts_on_chance():
+    with pytest.raises(RefusedCombination, match="both define `choose`"):
+        Method([Highest(), choosing(lambda s, drawn: drawn)])
+    mine = choosing(lambda s, drawn: drawn)
+    with pytest.raises(RefusedCombination, match="dp with place=client counts on clients that are drawn by chance, and mine chooses them"):
+        Method([Dp(), mine])
+    Method([Dp(place="local"), mine])

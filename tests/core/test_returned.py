@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from consilience import tree
 from consilience.core.part import Part
 from consilience.errors import ConfigError, NonFiniteError
 from consilience.testing import tiny_federation
@@ -57,6 +58,56 @@ WRONG = {
         r"'init_scratch' of part 'mine'.*'b' must be a tensor. Got float"),
     "another batch": ({"batch": lambda self, v: (v.batch.x, v.batch.y)},
         r"'batch' of part 'mine' must return a batch, such as v.batch._replace"),
+    "another gradient of some": ({"gradient": lambda self, v, grad_at: pieces_of(grad_at(v.params))},
+        r"'gradient' of part 'mine' must return a gradient for every parameter that the phase trains: 'stage1.0.weight' is missing"),
+    "a gradient of all and of more": ({"gradient": lambda self, v, grad_at: {**grad_at(v.params), "nope": ONE}},
+        r"'gradient' of part 'mine' must return .*: 'nope' is none of them\."),
+    "a gradient of other shapes": ({"gradient": lambda self, v, grad_at: {k: g.sum() for k, g in grad_at(v.params).items()}},
+        r"'stage1.0.weight' has the shape \(\), not \(4, 1, 3, 3\)"),
+    "no gradient": ({"gradient": lambda self, v, grad_at: None},
+        r"'gradient' of part 'mine' must return a gradient for every parameter that the phase trains. Got NoneType instead. Is a return"),
+    "a gradient and too much": ({"gradient": lambda self, v, grad_at: (grad_at(v.params), {}, 1)},
+        r"'gradient' of part 'mine' must return two things, the gradient and its scratch. Got 3 things"),
+    "a gradient of nothing": ({"gradient": lambda self, v, grad_at: {k: torch.zeros_like(p) for k, p in v.params.items()}},
+        r"'gradient' of part 'mine' never called grad_at, .*Call grad_at\(v.params\) once"),
+    "a list to deliver": ({"deliver": lambda self, s, client: [ONE]},
+        r"'deliver' of part 'mine' must return tensors by their names, as a dictionary.*Got list instead"),
+    "a number to deliver": ({"deliver": lambda self, s, client: {"a": {"b": client}}},
+        r"'deliver' of part 'mine' must return tensors by their names, and 'a/b' must be a tensor. Got int"),
+    "what is published without its name": ({"survey": lambda self, c: {"a": ONE}, "publish": lambda self, s, owner, reduced, how: {}},
+        r"'publish' of part 'mine' must return what was put together of mine's uploads: 'a' is missing\."),
+    "one client's upload published": ({"survey": lambda self, c: {"a": ONE},
+                                       "publish": lambda self, s, owner, reduced, how: tree.map(lambda t: t[0], reduced)},
+        r"'publish' of part 'mine' must return what was put together of mine's uploads: 'a' has the shape \(\), not \(3,\)"),
+    "some of the change published": ({"publish": lambda self, s, owner, reduced, how: pieces_of(reduced)},
+        r"'publish' of part 'mine' must return the model's change that it was given: 'stage1.0.weight' is missing"),
+    "nothing published": ({"publish": lambda self, s, owner, reduced, how: None},
+        r"'publish' of part 'mine' must return the model's change that it was given. Got NoneType instead. Is a return missing\?"),
+    "uploads released alone": ({"release": lambda self, c, uploads, model: uploads},
+        r"'release' of part 'mine' must return two things, the uploads and the model, changed or not. Got dict"),
+    "a model released in parts": ({"release": lambda self, c, uploads, model: (uploads, model["params"])},
+        r"'release' of part 'mine' must return the whole model that it was given .*'params/stage1.0.weight' is missing"),
+    "an upload released that was none": ({"finish": lambda self, c: (c.kept, {"a": ONE}),
+                                          "release": lambda self, c, uploads, model: ({"mine": {"b": ONE}}, model)},
+        r"'release' of part 'mine' must return the uploads of all parts that it was given: 'mine/a' is missing; 'mine/b' is none"),
+    "a survey released without a name": ({"survey": lambda self, c: {"a": ONE}, "release": lambda self, c, uploads, model: ({}, model)},
+        r"'release' of part 'mine' must return the uploads .*'mine/a' is missing\."),
+    "an account without its state": ({"account": lambda self, s, releases: {"bits": 1}},
+        r"'account' of part 'mine' must return two things, an entry of the round's record \(\{\} for none\) and its server state"),
+    "an account of a tensor": ({"account": lambda self, s, releases: ({"bits": {"all": [1.0, ONE]}}, s.server)},
+        r"'account' .* numbers, words and lists of them, and 'bits/all/1' must be one of these .*Got a tensor of shape \(\)"),
+    "an account by numbers": ({"account": lambda self, s, releases: ({7: 1.0}, s.server)},
+        r"'account' of part 'mine' must return an entry .*and '7' must be one of these"),
+    "an account as a word": ({"account": lambda self, s, releases: ("much", s.server)},
+        r"'account' of part 'mine' must return an entry of the round's record, as a dictionary .*Got str instead"),
+    "server state that nobody declared": ({"account": lambda self, s, releases: ({}, {"x": ONE})},
+        r"Part 'mine': a server hook returned server state that init_server does not declare"),
+    "a plan for another number of steps": ({"plan": lambda self, key, spec, sizes: {"a": torch.zeros(1, 2)}},
+        r"'plan' of part 'mine' must return a row of draws for each of the 6 steps in 'a'. Got a tensor of shape \(1, 2\)"),
+    "a plan of one number": ({"plan": lambda self, key, spec, sizes: {"a": ONE}},
+        r"a row of draws for each of the 6 steps in 'a'. Got a tensor of shape \(\)"),
+    "a plan as a tensor": ({"plan": lambda self, key, spec, sizes: sizes},
+        r"'plan' of part 'mine' must return draws by their names, as a dictionary.*Got a tensor of shape \(6,\)"),
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
 }
@@ -69,6 +120,15 @@ def test_a_wrong_form_is_refused_and_nothing_of_the_round_stays(what):
     with pytest.raises(ConfigError, match=said):
         fed.round()
     assert fed.round_number == 0
+
+
+def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
+    bits = part_with(account=lambda self, s, releases: ({"bits": 3, "who": [*releases["finish"]]}, s.server))
+    more = dataclass(frozen=True)(type("More", (Part,), {"name": "more", "account": lambda self, s, releases: ({"kind": "x"}, s.server)}))()
+    assert tiny_federation([bits, more]).round().privacy == {"bits": 3, "who": [0, 1, 3], "kind": "x"}
+    same = dataclass(frozen=True)(type("Same", (Part,), {"name": "same", "account": lambda self, s, releases: ({"bits": 4}, s.server)}))()
+    with pytest.raises(ConfigError, match="'account' of part 'same' records 'bits', which another part of the stack records already"):
+        tiny_federation([bits, same]).round()
 
 
 @pytest.mark.parametrize(("hooks", "said"), [

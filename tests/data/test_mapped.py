@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from consilience import memory, rng
 from consilience.core.population import RowTable
-from consilience.data import load, sources
+from consilience.data import cache, load, sources
 from consilience.data.cache import FOLDER, read_mapped
 from consilience.data.federated import ClientRows, ClientTable, FederatedData
 from consilience.data.load import counts, cut
@@ -78,6 +85,40 @@ def test_other_files_are_mapped_anew(arrays):
         (folder / "about.json").write_text("{")
     with pytest.raises(DataError, match="Delete that folder"):
         read_mapped(source, arrays)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nobody can be asked after there")
+def test_drafts_of_killed_processes_are_removed_and_no_others(arrays):
+    """A process that has ended, and two that nobody here can ask after: of those the one that was written to lately stays."""
+    source = sources.make(f"arrays(path={str(arrays / 'all.npz')!r})")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = cache._here()
+    days = {f"a.draft-{here}-{ended.pid}": 0, f"b.draft-{here}-{os.getppid()}": 5, "c.draft-0123456789ab-1": 0, "d.draft-0123456789ab-1": 2,
+            "e.draft-77": 2, "f.draft-77": 0}
+    for name, ago in days.items():
+        (arrays / FOLDER / name).mkdir(parents=True)
+        file = arrays / FOLDER / name / "x.npy"
+        file.write_bytes(b"x")
+        for path in (file, file.parent):
+            os.utime(path, (time.time() - 86400 * ago,) * 2)
+    data = read_mapped(source, arrays)
+    left = {p.name for p in (arrays / FOLDER).iterdir()}
+    assert left - {Path(memory.file_of(data.x)).parent.name} == {f"b.draft-{here}-{os.getppid()}", "c.draft-0123456789ab-1", "f.draft-77"}
+    assert (arrays / FOLDER / "c.draft-0123456789ab-1" / "x.npy").is_file()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nobody can be asked after there")
+def test_a_process_that_was_killed_while_it_wrote_leaves_nothing_for_long(arrays):
+    """Killed in the middle of its samples; the next one that writes takes the draft away."""
+    name = f"arrays(path={str(arrays / 'all.npz')!r})"
+    call = f"read_mapped(sources.make({name!r}), {str(arrays)!r})"
+    kill = ("import os, signal; from consilience.data import cache, sources; from consilience.data.cache import read_mapped; "
+            "cache._tensors = lambda d: (os.kill(os.getpid(), signal.SIGKILL), iter(()))[1]; ")
+    assert subprocess.run([sys.executable, "-c", kill + call]).returncode == -signal.SIGKILL
+    assert [".draft-" in p.name for p in (arrays / FOLDER).iterdir()] == [True]
+    read_mapped(sources.make(name), arrays)
+    assert [".draft-" in p.name for p in (arrays / FOLDER).iterdir()] == [False]
 
 
 def test_text_is_not_mapped(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +92,30 @@ def test_an_address_where_nobody_answers(address, said):
         Cluster.connect(address)
     assert said in str(caught.value)
     assert "leave the address out" in str(caught.value)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_handles_sigterm_goes_on_handling_it(monkeypatch, fails):
+    """Ray, which ends the process with 1, takes it only where nobody else does."""
+    own, rays = lambda number, frame: None, lambda number, frame: sys.exit(1)
+
+    def take(**options):
+        signal.signal(signal.SIGTERM, rays)
+        if fails:
+            raise RuntimeError("no")
+    monkeypatch.setattr(ray, "init", take)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    for handler, after in ((own, own), (signal.SIG_IGN, signal.SIG_IGN), (signal.SIG_DFL, rays)):
+        signal.signal(signal.SIGTERM, handler)
+        try:
+            with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+                Cluster.connect()
+            seen = signal.getsignal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert seen is after
 
 
 def test_a_machine_with_other_versions_is_refused():

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from consilience import rng
 from consilience.core.method import Method
 from consilience.core.part import Part
 from consilience.parts.avgm import Avgm
@@ -37,6 +38,11 @@ def protos() -> type[Part]:
 @pytest.fixture(scope="module")
 def trimmed() -> type[Part]:
     return example("An example on the server", "trimmed").Trimmed
+
+
+@pytest.fixture(scope="module")
+def choice() -> type[Part]:
+    return example("An example that chooses clients", "choice").Choice
 
 
 def test_it_keeps_the_contract(protos: type[Part]) -> None:
@@ -74,3 +80,27 @@ def test_of_three_clients_it_leaves_the_one_between(trimmed: type[Part]) -> None
     change, _ = trimmed(cut=0.4).aggregate(s, {"w": torch.tensor([10.0])})
     assert change["w"].tolist() == [2.0]
     assert [p.name for p in Method([Avgm(), trimmed()]).using("aggregate")] == ["trimmed", "avgm"]
+
+
+def test_the_choice_keeps_the_contract(choice: type[Part]) -> None:
+    check_part(choice)
+
+
+def test_those_with_the_highest_loss_are_chosen(choice: type[Part]) -> None:
+    """All of five clients are candidates: 4 never took part, and of the others 1 and 2 had the highest losses."""
+    loss = torch.tensor([0.5, 2.0, 3.0, 1.0, torch.finfo(torch.float32).max])
+    s = SimpleNamespace(ids=[0, 1, 2, 3, 4], p=torch.full((5,), 0.2), server={"loss": loss}, key=rng.key(0, "x"))
+    assert choice(candidates=9).choose(s, [0, 3, 1]) == [4, 2, 1]
+    assert choice(candidates=3).choose(s, [0, 3, 1]) == [0, 3, 1]                      # nobody to choose among
+
+
+def test_candidates_are_drawn_by_their_weights(choice: type[Part]) -> None:
+    """Two of three candidates with weights 0.6, 0.3 and 0.1. The first has the highest loss, so it is chosen wherever it is one of them: drawn
+    first, or after the second or the third, 0.6 + 0.3 · 0.6/0.7 + 0.1 · 0.6/0.9 ≈ 0.9238. Of 2000 rounds 1847.6 are expected, with a
+    standard deviation of √(2000 · 0.9238 · 0.0762) ≈ 11.9.
+    """
+    at = lambda r: SimpleNamespace(ids=[3, 5, 7], p=torch.tensor([0.6, 0.3, 0.1]), key=rng.key(r, "draw"),
+                                   server={"loss": torch.tensor([0, 0, 0, 3.0, 0, 2.0, 0, 1.0])})
+    chosen = [choice(candidates=2).choose(at(r), [5]) for r in range(2000)]
+    assert {len(c) for c in chosen} == {1}
+    assert abs(chosen.count([3]) - 1847.6) < 4 * 11.9

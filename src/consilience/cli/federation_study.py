@@ -17,7 +17,7 @@ from rich.progress import Progress, TaskID
 
 from ..errors import ConfigError
 from ..runs.progress import latest, progress_bar
-from .output import AsJson, Format, out, print_json, print_table
+from .output import AsJson, Format, out, print_json, print_table, printed_first
 
 
 @contextlib.contextmanager
@@ -104,18 +104,19 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
         assert app is not None
         outcomes = run_study(plan, app, out_ / "runs", launcher, link, ear.hearing())
     report = Report(plan, outcomes)
-    report.save(out_)
-    if as_json:
-        print_json(report.document())
-    else:
-        for i, table in enumerate(report.tables()):
-            if i:
-                sys.stdout.write("\n")
-            print_table(table, form)
-        if form == "text":
-            out().print(f"\nRuns, study.json and study.md: {out_}")
-    if any(outcome.failure for outcome in outcomes):        # the tables say which, and why
-        raise typer.Exit(3)
+    with printed_first() as write:
+        write(lambda: report.save(out_))
+        if as_json:
+            print_json(report.document())
+        else:
+            for i, table in enumerate(report.tables()):
+                if i:
+                    sys.stdout.write("\n")
+                print_table(table, form)
+            if form == "text":
+                out().print(f"\nRuns, study.json and study.md: {out_}")
+        if any(outcome.failure for outcome in outcomes):        # the tables say which, and why
+            raise typer.Exit(3)
 
 
 def _rates(text: str) -> tuple[float, ...]:

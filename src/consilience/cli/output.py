@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +14,7 @@ from rich.markup import escape
 
 from ..errors import unknown
 from ..report.tables import FORMATS, Table
+from ..runs.files import DiskError
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else.")]
 
@@ -43,6 +46,28 @@ def print_table(table: Table, form: str) -> None:
         out().print(table.rich())
     else:
         sys.stdout.write(table.render(form) + "\n")
+
+
+@contextmanager
+def printed_first() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """For files that are written after long work: gives a function to call what writes them. Where the disk refuses, what the block
+    prints is printed all the same, and the error comes after it.
+    """
+    refused: list[DiskError] = []
+
+    def write(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except DiskError as error:
+            refused.append(error)
+    try:
+        yield write
+    except typer.Exit:                        # runs that failed were said already
+        if not refused:
+            raise
+    if refused:
+        sys.stdout.flush()
+        raise refused[0]
 
 
 def warn(message: str) -> None:

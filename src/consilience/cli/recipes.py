@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from ..recipes.run import data_in, reproduce_all
 from ..report.tables import FORMATS, Table
 from ..runs.progress import RunsProgress, progress_bar
 from . import settings as s
-from .output import AsJson, Format, err, print_json, print_table, warn
+from .output import AsJson, Format, err, print_json, print_table, printed_first, warn
 
 
 def _facts(recipe: Recipe) -> dict[str, Any]:
@@ -158,28 +159,30 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
     pieces = _pieces(names, chosen_rows, chosen_columns, seeds, scale, engine, device, changed, out_, runs, skip)
     for place in dict.fromkeys(p.runs for p in pieces) if merge else ():
         merge_runs(merge or (), place)
-    with progress_bar() as bar:
-        tell = lambda what: bar.console.print(what, highlight=False, markup=False, soft_wrap=True)
-        outcomes = reproduce_all(pieces, data_dir=data_dir, jobs=jobs, again=again, train=not report_only, until=until,
-                                 watcher=RunsProgress(bar), tell=tell, finished=lambda piece, outcome: write_outcome(outcome, piece.out))
+    with printed_first() as write:
+        with progress_bar() as bar:
+            tell = lambda what: bar.console.print(what, highlight=False, markup=False, soft_wrap=True)
+            finished = lambda piece, outcome: write(partial(write_outcome, outcome, piece.out))
+            outcomes = reproduce_all(pieces, data_dir=data_dir, jobs=jobs, again=again, train=not report_only, until=until,
+                                     watcher=RunsProgress(bar), tell=tell, finished=finished)
+            for piece, outcome in zip(pieces, outcomes):
+                draw(outcome, piece.out, data_dir=data_dir, until=until, tell=tell)
         for piece, outcome in zip(pieces, outcomes):
-            draw(outcome, piece.out, data_dir=data_dir, until=until, tell=tell)
-    for piece, outcome in zip(pieces, outcomes):
-        _write(piece, outcome, data_dir, results)
-    documents = [outcome.document() for outcome in outcomes]
-    if as_json:
-        print_json(documents[0] if len(documents) == 1 else {"recipes": documents})
-    for piece, outcome in zip(pieces, outcomes) if not as_json else ():
-        _print(piece, outcome, form)
-    failed: dict[str, list[str]] = {}
-    for entry in (e for outcome in outcomes for e in outcome.entries):
-        for seed, state in entry.states.items():
-            if state.startswith("failed"):
-                failed.setdefault(state, []).append(f"{entry.cell.row.title}, {entry.cell.column.title}, seed {seed}")
-    for state, cells in failed.items():                # what ended all of them is said once
-        warn(f"{'; '.join(cells[:3])}{f' and {len(cells) - 3} more' if len(cells) > 3 else ''} {state}")
-    if failed:
-        raise typer.Exit(3)
+            write(partial(_write, piece, outcome, data_dir, results))
+        documents = [outcome.document() for outcome in outcomes]
+        if as_json:
+            print_json(documents[0] if len(documents) == 1 else {"recipes": documents})
+        for piece, outcome in zip(pieces, outcomes) if not as_json else ():
+            _print(piece, outcome, form)
+        failed: dict[str, list[str]] = {}
+        for entry in (e for outcome in outcomes for e in outcome.entries):
+            for seed, state in entry.states.items():
+                if state.startswith("failed"):
+                    failed.setdefault(state, []).append(f"{entry.cell.row.title}, {entry.cell.column.title}, seed {seed}")
+        for state, cells in failed.items():                # what ended all of them is said once
+            warn(f"{'; '.join(cells[:3])}{f' and {len(cells) - 3} more' if len(cells) > 3 else ''} {state}")
+        if failed:
+            raise typer.Exit(3)
 
 
 def _write(piece: Piece, outcome: Outcome, data_dir: Path | None, results: Path | None) -> None:

@@ -21,7 +21,7 @@ from ..runs.progress import RunProgress, RunsProgress, progress_bar
 from ..runs.result import Result
 from ..runs.run import run_config
 from . import settings as s
-from .output import AsJson, Format, out, print_json, print_table, warn
+from .output import AsJson, Format, out, print_json, print_table, printed_first, warn
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; without it runs/ and a name made from the settings.")]
 Again = Annotated[bool, typer.Option("--again", help="Run anew even if the folder holds a finished run.")]
@@ -132,28 +132,31 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
     fixed = (base.policy.lr,) if "lr" in {*file, *typed, *given} else None
     comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),
                                  jobs=jobs, with_local=not no_local, again=again, reference=reference, score=score, tune=tune,
-                                 learning_rates=fixed, save=out_ is not None, on=on, per_client=per_client)
-    by_client = comparison.client_table() if per_client else None
-    if by_client and not by_client.rows:
-        warn(by_client.notes[0])
-    if as_json:
-        print_json(comparison.document(per_client))
-    elif form == "json" and by_client:                      # two lists in a row would be no JSON
-        print_json({"rows": comparison.table().data, "clients": by_client.data})
-    elif form == "csv" and by_client and by_client.rows:    # nor would two tables be CSV
-        print_table(comparison.long_table(), form)
-    else:
-        print_table(comparison.table(), form)
-        if by_client and by_client.rows:
-            sys.stdout.write("\n")
-            print_table(by_client, form)
-        if comparison.tuning and form in ("text", "markdown"):
-            sys.stdout.write("\n")
-            print_table(comparison.tuning.table(), form)
-    for line in comparison.failed():
-        warn(line)
-    if comparison.failures:
-        raise typer.Exit(3)
+                                 learning_rates=fixed, on=on)
+    with printed_first() as write:
+        if out_ is not None:
+            write(lambda: comparison.save(out_, per_client))
+        by_client = comparison.client_table() if per_client else None
+        if by_client and not by_client.rows:
+            warn(by_client.notes[0])
+        if as_json:
+            print_json(comparison.document(per_client))
+        elif form == "json" and by_client:                      # two lists in a row would be no JSON
+            print_json({"rows": comparison.table().data, "clients": by_client.data})
+        elif form == "csv" and by_client and by_client.rows:    # nor would two tables be CSV
+            print_table(comparison.long_table(), form)
+        else:
+            print_table(comparison.table(), form)
+            if by_client and by_client.rows:
+                sys.stdout.write("\n")
+                print_table(by_client, form)
+            if comparison.tuning and form in ("text", "markdown"):
+                sys.stdout.write("\n")
+                print_table(comparison.tuning.table(), form)
+        for line in comparison.failed():
+            warn(line)
+        if comparison.failures:
+            raise typer.Exit(3)
 
 
 def show_comparison(methods: list[str], base: RunConfig, seeds: list[int], *, out_: Path | None, jobs: int | None,

@@ -15,7 +15,7 @@ from ..runs.onboard import onboard as onboard_client
 from ..runs.use import predict as predict_samples
 from ..runs.use import predictions_csv
 from . import settings as s
-from .output import AsJson, out, print_json
+from .output import AsJson, out, print_json, printed_first
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.", show_default=False)]
 Client = Annotated[str | None, typer.Option("--client", help="The model that serves this client; without it the global one.")]
@@ -46,15 +46,23 @@ def predict(folder: Folder, data: Samples, client: Client = None, which: Which =
     if to is not None and to.suffix not in (".csv", ".json"):
         raise ConfigError(f"Predictions are written to a .csv or .json file. Got {str(to)!r} instead.")
     document = predict_samples(folder, data, client=client, which=which, data_dir=_text(data_dir))
-    if to is not None:
-        text = predictions_csv(document) if to.suffix == ".csv" else json.dumps(document, indent=1) + "\n"
-        write_bytes(to, text.encode())
-    if as_json:
-        return print_json(document)
-    if to is None:
-        return typer.echo(predictions_csv(document), nl=False)
-    known = "" if document["accuracy"] is None else f"; {document['accuracy']:.3f} of those with a known label are right"
-    out().print(f"{document['samples']} predictions in {to}{known}", markup=False)
+    with printed_first() as write:
+        written: list[Path] = []
+        if to is not None:
+            text = predictions_csv(document) if to.suffix == ".csv" else json.dumps(document, indent=1) + "\n"
+            write(lambda: written.append(_put(to, text)))
+        if as_json:
+            print_json(document)
+        elif to is None or not written:             # what the disk refuses is not lost
+            typer.echo(predictions_csv(document), nl=False)
+        else:
+            known = "" if document["accuracy"] is None else f"; {document['accuracy']:.3f} of those with a known label are right"
+            out().print(f"{document['samples']} predictions in {to}{known}", markup=False)
+
+
+def _put(to: Path, text: str) -> Path:
+    write_bytes(to, text.encode())
+    return to
 
 
 def onboard(folder: Folder, data: Samples,
@@ -65,11 +73,17 @@ def onboard(folder: Folder, data: Samples,
             Path("personal.safetensors"), data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
     """Give a new client its personal model by the method's own rule. The run's folder is not touched."""
     done = onboard_client(folder, data, epochs=epochs, lr=lr, train=train, which=which, data_dir=_text(data_dir))
-    card = done.write(to)
-    report = {**done.report, "model": {"file": to.name, "state": card["state"], "personal": card["personal"], "shared": card["shared"]}}
+    cards: list[dict[str, Any]] = []
+    with printed_first() as write:
+        write(lambda: cards.append(done.write(to)))
+        _show_onboarded(done.report, to, cards[0] if cards else None, epochs, as_json)
+
+
+def _show_onboarded(r: dict[str, Any], to: Path, card: dict[str, Any] | None, epochs: int, as_json: bool) -> None:
+    """`card` is None where the model could not be written."""
     if as_json:
-        return print_json(report)
-    console, r = out(), done.report
+        return print_json({**r, "model": {"file": to.name, **{k: card[k] for k in ("state", "personal", "shared")}} if card else None})
+    console = out()
     console.print(f"{r['method']}: a new client with {r['samples']['train']} samples to train on, {r['samples']['held_out']} held out",
                   markup=False)
     trained = f"Trained {epochs} epoch{'s' if epochs != 1 else ''}"
@@ -78,7 +92,8 @@ def onboard(folder: Folder, data: Samples,
         for moment in ("before", "after"):
             if key == "accuracy" or key in (r[moment] or {}):
                 console.print(f"{name} {moment:6}  {_three(r[moment], key)}", markup=False)
-    console.print(_wrote(to, card), markup=False)
+    if card:
+        console.print(_wrote(to, card), markup=False)
 
 
 def _wrote(to: Path, card: dict[str, Any]) -> str:

@@ -27,7 +27,9 @@ def new_model(fed: Federation, ids: list[int], models: list[Flat], all_buffers: 
     params = {k: w for k, w in fed.model["params"].items() if k in fed.spec.shared}
     change = weighted_change(params, models, p)
     for guard in fed.method.using("publish"):
-        moved = guard.publish(fed.serve(guard, "model", ids), "", tree.pick(change, [k for k in fed.moving if k in change]), {})
+        moving = tree.pick(change, [k for k in fed.moving if k in change])
+        moved = guard.publish(fed.serve(guard, "model", ids), "", moving, {})
+        returned.check_form(guard.name, "publish", moved, moving, "the model's change that it was given")
         change = {**change, **moved}
     for part in fed.method.using("aggregate"):
         new, server = returned.two(part, "aggregate", part.aggregate(serve(part, "aggregate"), change), "the change", "its server state")

@@ -15,7 +15,7 @@ from ..tree import Tree
 from .network import Trace
 from .part import Model, Part, Phase
 from .recall import answers
-from .returned import check_form, start, tensors, two
+from .returned import check_form, released, start, tensors, two
 from .samples import Schedule
 from .slot import Slot
 
@@ -263,7 +263,7 @@ def release(fed: Federation, number: int, state: ClientState, cohort: list[int],
     for part in fed.method.using("release"):
         view = ClientView(fed, number, part, fed.model, state, what, cohort, moving=fed.moving if travels else [], expected=expected,
                           secret=fed.secret)
-        uploads, model = part.release(view, uploads, model)
+        uploads, model = released(part, part.release(view, uploads, model), uploads, model)
     return uploads, model
 
 

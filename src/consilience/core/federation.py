@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -142,8 +143,8 @@ class Federation:
     def plans(self, number: int, schedule: Schedule, kind: str) -> Tree:
         """The parts' draws for every step, one row per step."""
         sizes = torch.tensor([n for _, s in schedule for n in s] or [self.policy.batch])
-        return {p.name: p.plan(rng.key(self.policy.seed, "plan", number, self.round_number, kind, p.name), self.spec, sizes)
-                for p in self.method.using("plan")}
+        key = lambda p: rng.key(self.policy.seed, "plan", number, self.round_number, kind, p.name)
+        return {p.name: returned.planned(p, p.plan(key(p), self.spec, sizes), len(sizes)) for p in self.method.using("plan")}
 
     def make_slot(self, work: Work) -> Slot:
         """A slot with room for the longest schedule any client has for this kind of work."""
@@ -198,7 +199,7 @@ class Federation:
         """Each client's weight in the average, by the run's policy."""
         sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
         total = sum(sizes)
-        return torch.tensor([n / total for n in sizes], device=self.device)
+        return cast(Tensor, tree.to(torch.tensor([n / total for n in sizes]), self.device))
 
     def serve(self, part: Part, stage: str, ids: list[int], models: Sequence[Flat] = (), **more: Any) -> ServerView:
         return ServerView(stage, self.shared.get(part.name, {}), self.server.get(part.name, {}), ids, self.size, self.round_number,
@@ -209,7 +210,8 @@ class Federation:
     @torch.no_grad()
     def downloads(self, number: int) -> dict[str, Tree]:
         """What parts deliver to one client where it takes part alone."""
-        return {p.name: p.deliver(self.serve(p, "deliver", [number]), number) for p in self.method.using("deliver")}
+        return {p.name: returned.tensors(p, "deliver", p.deliver(self.serve(p, "deliver", [number]), number))
+                for p in self.method.using("deliver")}
 
     def keep(self, home: str, part: Part, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
@@ -228,7 +230,9 @@ class Federation:
         """Reduce one part's uploads (in the order of client ids) and let it update its state on the server."""
         reduced = reduce_uploads(part, uploads, self.shares(ids))
         for guard in self.method.using("publish"):
-            reduced = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
+            known = guard.publish(self.serve(guard, stage, ids), part.name, reduced, part.reduce)
+            returned.check_form(guard.name, "publish", known, reduced, f"what was put together of {part.name}'s uploads")
+            reduced = known
         if self.method.has(part, "server"):
             view = self.serve(part, stage, ids, reduced=reduced, models=models)
             shared, server = returned.two(part, "server", part.server(view), "its shared state (s.shared)", "its server state (s.server)")
@@ -275,12 +279,26 @@ class Federation:
         """Before round one: what parts must know of all clients."""
         return RoundReport(0, [], exchanged=False) if self.prepared else self._attempt(lambda silent: prepare(self, silent))
 
-    def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, by a keyed draw."""
-        size = self.policy.cohort_size(self.size)
-        if size == self.size:
-            return list(range(self.size))
-        return rng.subset(rng.key(self.policy.seed, "cohort", round_number), self.size, size)
+    @torch.no_grad()
+    def cohort(self, round_number: int, there: Sequence[int] | None = None) -> list[int]:
+        """The clients of a round, of those that are there: by a keyed draw, or as a part chooses by what the server knows."""
+        ids = range(self.size) if there is None else there
+        size = min(self.policy.cohort_size(self.size), len(ids))
+        if size == len(ids):
+            return list(ids)
+        drawn = [ids[i] for i in rng.subset(rng.key(self.policy.seed, "cohort", round_number), len(ids), size)]
+        for part in self.method.using("choose"):
+            able = self._able(ids)
+            view = replace(self.serve(part, "choose", able), round=round_number,
+                           key=rng.key(self.policy.seed, part.name, "server", "choose", round_number))
+            drawn = returned.chosen(part, part.choose(view, list(drawn)), {*able, *drawn}, size)
+        return drawn
+
+    def _able(self, ids: Sequence[int]) -> list[int]:
+        """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""
+        sizes = [self.samples.size_of(i) for i in ids]
+        steps = {n: self.samples.steps_for(n, self.phases) for n in {*sizes}}
+        return [i for i, n in zip(ids, sizes) if steps[n]]
 
     def fails(self, number: int) -> bool:
         """Whether a selected client is lost in this round."""

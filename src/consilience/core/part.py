@@ -310,6 +310,10 @@ class Part:
         return g
 
     # on the server
+    def choose(self, s: ServerView, drawn: list[int]) -> list[int]:
+        """The clients of the coming round: of `s.ids`, and no more than the run drew. Not asked where all take part."""
+        return drawn
+
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         """After the uploads were put together: what is shared from now on, and server state."""
         return s.shared, s.server
@@ -339,8 +343,8 @@ class Part:
 HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
          "exchange", "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
          "batch", "beside", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "correction", "gradient", "grad",
-         "server", "weights", "aggregate", "deliver", "publish", "account")
+         "choose", "server", "weights", "aggregate", "deliver", "publish", "account")
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
 # act on the part's own model
 STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "correction", "gradient", "grad")
-EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release")      # only one part of a stack may define them
+EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release", "choose")      # only one part may define them

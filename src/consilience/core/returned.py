@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -68,6 +69,21 @@ def weights(part: Part, given: Any, p: Tensor) -> Tensor:
     return given
 
 
+def chosen(part: Part, given: Any, there: Set[int], size: int) -> list[int]:
+    """The clients of a round: different ones, of those that are there, no more than the run has in a round."""
+    numbers = given.tolist() if torch.is_tensor(given) and given.dim() == 1 else given
+    if not isinstance(numbers, (list, tuple)) or not all(type(i) is int for i in numbers):
+        raise refuse(part.name, "choose", f"the numbers of up to {size} clients, as a list", given)
+    wrong = [*(f"{i} is none of s.ids" for i in sorted({*numbers} - there)),
+             *(f"{i} stands there twice" for i in sorted({i for i in numbers if numbers.count(i) > 1})),
+             *([f"there are {len(numbers) or 'none'} of them"] if not 1 <= len(numbers) <= size else [])]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(f"The hook 'choose' of part {part.name!r} must return different clients of s.ids, 1 to {size} of them, as the "
+                          f"run has in a round ('participation'): {'; '.join(wrong[:3])}{more}.")
+    return sorted(numbers)
+
+
 def start(part: Part, given: Any, received: Flat) -> tuple[Flat, Tree]:
     """Parameters that training starts from, and scratch."""
     params, scratch = two(part, "receive", given, "the parameters to start from", "its scratch ({} for none)")
@@ -80,6 +96,60 @@ def served(part: Part, given: Any, received: Model) -> tuple[Model, bool]:
     model, taps = two(part, "personalise", given, 'a model ({"params": …, "buffers": …})', "whether taps act in it")
     check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})')
     return model, bool(taps)
+
+
+def released(part: Part, given: Any, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]:
+    """What leaves a client: as much as was about to, with other values."""
+    sent, moved = two(part, "release", given, "the uploads", "the model, changed or not")
+    check_form(part.name, "release", sent, uploads, "the uploads of all parts that it was given")
+    check_form(part.name, "release", moved, dict(model), 'the whole model that it was given ({"params": …, "buffers": …})')
+    return sent, moved
+
+
+def accounted(part: Part, given: Any, so_far: dict[str, Any]) -> tuple[dict[str, Any], Tree]:
+    """An entry of a round's record, joined to those of other parts, and server state."""
+    said, server = two(part, "account", given, "an entry of the round's record ({} for none)", "its server state (s.server)")
+    entry = "an entry of the round's record, as a dictionary of numbers, words and lists of them"
+    if not isinstance(said, dict):
+        raise refuse(part.name, "account", entry, said)
+    for path, value in _values(said):
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise refuse(part.name, "account", f"{entry}, and {path!r} must be one of these (of a tensor, say, its .item())", value)
+    for key in said.keys() & so_far.keys():
+        raise ConfigError(f"The hook 'account' of part {part.name!r} records {key!r}, which another part of the stack records already. "
+                          "Give it another name.")
+    return {**so_far, **said}, tensors(part, "account", server, "server tensors")
+
+
+def _values(entry: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What a record would hold, by its place there; a key that is no word stands for its own wrong value."""
+    if isinstance(entry, dict):
+        for key, value in entry.items():
+            here = f"{path}/{key}" if path else f"{key}"
+            yield from _values(value, here) if isinstance(key, str) else [(here, (key,))]
+    elif isinstance(entry, (list, tuple)):
+        for number, value in enumerate(entry):
+            yield from _values(value, f"{path}/{number}")
+    else:
+        yield path, entry
+
+
+def planned(part: Part, given: Any, steps: int) -> Tree:
+    """Draws for every step."""
+    for path, t in tree.paths(tensors(part, "plan", given, "draws")):
+        if t.dim() < 1 or len(t) != steps:
+            raise refuse(part.name, "plan", f"a row of draws for each of the {steps} steps in {path!r}", t)
+    return dict(given)
+
+
+def gradient(part: Part, given: Any, params: Flat, asked: bool) -> tuple[Flat, Tree | None]:
+    """A gradient for these parameters, and scratch where it came with any."""
+    g, scratch = two(part, "gradient", given, "the gradient", "its scratch") if isinstance(given, tuple) else (given, None)
+    check_form(part.name, "gradient", g, params, "a gradient for every parameter that the phase trains")
+    if not asked:
+        raise ConfigError(f"The hook 'gradient' of part {part.name!r} never called grad_at, which makes the pass over the batch that the "
+                          "step's loss, statistics and other parts come from. Call grad_at(v.params) once, at least.")
+    return g, scratch
 
 
 def batch(part: Part, given: Any) -> Batch:

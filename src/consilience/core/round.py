@@ -13,6 +13,7 @@ import torch
 
 from .. import tree
 from ..tree import Flat, Tree
+from . import returned
 from .aggregate import new_model
 from .client import LocalWork, Outcome
 from .diagnose import refuse_nonfinite
@@ -47,7 +48,7 @@ def play(fed: Federation, cohort: list[int], silent: frozenset[int] = frozenset(
     if ids:
         report.bytes_up += fed.exchange("survey", ids, report, silent)
     delivering = [(p, fed.serve(p, "deliver", ids)) for p in fed.method.using("deliver")] if ids else []
-    down = {i: {p.name: p.deliver(view, i) for p, view in delivering} for i in active}
+    down = {i: {p.name: returned.tensors(p, "deliver", p.deliver(view, i)) for p, view in delivering} for i in active}
     report.bytes_down = sum(_download_bytes(fed, i) for i in (*active, *report.lost)) + tree.count_bytes(down)
     heard = fed.clock
     done = _train(fed, [LocalWork(fed, i, fed.client(i), ids, down[i]) for i in active]) if active else {}
@@ -101,7 +102,8 @@ def _accounted(fed: Federation, report: RoundReport) -> RoundReport:
     idle = set(report.idle)
     asked = [i for i in report.cohort if i not in idle]     # also those whose answers were not used
     for part in fed.method.using("account"):
-        report.privacy, server = part.account(fed.serve(part, "account", asked), report.releases)
+        said = part.account(fed.serve(part, "account", asked), report.releases)
+        report.privacy, server = returned.accounted(part, said, report.privacy)
         fed.keep("server", part, server)
     return report
 

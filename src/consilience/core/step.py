@@ -309,8 +309,9 @@ class Program:
         if exclusive:
             (part, view), = exclusive
             step.corrected.append(part.name)
-            out = part.gradient(view, step.grad_at)
-            g, noted = (out[0], {part.name: out[1]}) if isinstance(out, tuple) else (out, {})
+            given = part.gradient(view, step.grad_at)
+            g, scratch = returned.gradient(part, given, tree.pick(step.model["params"], phase.keys), step.result is not None)
+            noted = {} if scratch is None else {part.name: scratch}
         else:
             came = step.gradients(step.model["params"])
         assert step.result is not None
@@ -319,8 +320,8 @@ class Program:
                 descends = descent.Descent(step, came)
             else:
                 self._update(step, step.correct(came.in_float32(step.model["params"]) if g is None else g))
-            loss, scratch = step.result
-            tracked = {p.name: ("track", scratch[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
+            loss, after = step.result
+            tracked = {p.name: ("track", after[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
                 returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares")
                 slot.track(name, new)

@@ -6,11 +6,15 @@ of a source that changed make another one; old ones can be deleted at any time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
+import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from .dataset import Dataset
 from .sources import Source
 
 FOLDER = ".mapped"                # of the data directory
+A_DAY = 86400.0                   # seconds
 _PLAIN = ("name", "classes", "class_names", "group_names", "mean", "std", "task", "feature_names")
 _TYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 
@@ -69,7 +74,8 @@ def _files(source: Source, directory: str | Path | None) -> Iterator[Path]:
 
 
 def _write(dataset: Dataset, folder: Path) -> None:
-    draft = folder.with_name(f"{folder.name}.draft-{os.getpid()}")
+    drop_drafts(folder.parent)
+    draft = folder.with_name(f"{folder.name}.draft-{_here()}-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
@@ -82,6 +88,48 @@ def _write(dataset: Dataset, folder: Path) -> None:
             os.replace(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def drop_drafts(folder: Path) -> None:
+    """Remove what killed processes left half-written: drafts of processes that lived where this one does and no longer live. Of others, on
+    other machines that share the disk or before a restart, nobody here can tell; theirs go when nothing was written to them for a day.
+    """
+    for draft in folder.glob("*.draft-*"):
+        place, _, process = draft.name.rpartition(".draft-")[2].partition("-")
+        with contextlib.suppress(OSError):
+            if _lives(int(process)) if place == _here() and process.isdecimal() else time.time() - _touched(draft) < A_DAY:
+                continue
+            gone = folder / f"gone.draft-{_here()}-{os.getpid()}"       # so that whoever does still write finds nothing, and not a part
+            shutil.rmtree(gone, ignore_errors=True)
+            os.replace(draft, gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+@cache
+def _here() -> str:
+    """Where a process's number means that process: this start of this machine, and its space of numbers (a container has its own)."""
+    told = [platform.node()]
+    with contextlib.suppress(OSError):
+        told += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(os.stat("/proc/self/ns/pid").st_ino)]
+    return hashlib.blake2b("\0".join(told).encode(), digest_size=6).hexdigest()
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process; where nobody can ask without harm, on Windows, it counts as alive."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:                              # somebody else's
+        return True
+    return True
+
+
+def _touched(draft: Path) -> float:
+    """When something was last written there."""
+    return max(path.stat().st_mtime for path in (draft, *draft.glob("*")))
 
 
 def _tensors(dataset: Dataset) -> Iterator[tuple[str, Tensor]]:

@@ -125,5 +125,5 @@ class Apple(Part):
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         if s.stage == "prepare":
             return {"share": s.reduced["size"] / s.reduced["size"].sum()}, s.server
-        ids = torch.tensor(s.ids, device=s.shared["share"].device)
+        ids = tree.to(torch.tensor(s.ids), s.shared["share"].device)
         return s.shared, {"cores": tree.map(lambda known, new: known.index_copy(0, ids, new), s.server["cores"], s.reduced["core"])}

@@ -77,6 +77,9 @@ class Dp(Part):
         single = [f"{other.name}.{k}" for k, how in other.uploads.items() if how in SINGLE]
         single += ["single models"] if other.reads_models else []
         single += ["weights of single clients"] if Method.has(other, "weights") else []
+        if Method.has(other, "choose") and self.place != "local":
+            return (f"with place={self.place} counts on clients that are drawn by chance, and {other.name} chooses them; only place=local "
+                    "does not")
         if single and self.place != "local":
             return (f"with place={self.place} protects sums over clients, and {other.name} makes the server read {', '.join(single)}; "
                     "only place=local protects those")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import tree
 from ..core.client import ClientView
 from ..core.part import Part, Spec
 from ..core.server import ServerView
@@ -55,12 +56,12 @@ class Dro(Part):
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
         q = s.server["q"]
-        ids = torch.tensor(s.ids, device=q.device)
+        ids = tree.to(torch.tensor(s.ids), q.device)
         q = q.index_copy(0, ids, q[ids] * torch.exp((self.eta * s.reduced["loss"]).clamp(max=60.0)))
         # Only ratios count, and in long runs q would leave float32: a power of two over all of it changes no bit of a ratio.
         smaller = torch.ldexp(q, -torch.frexp(q.max()).exponent).clamp(min=torch.finfo(q.dtype).tiny)
         return s.shared, {"q": torch.where(q.max() > 2.0**40, smaller, q)}
 
     def weights(self, s: ServerView, p: Tensor) -> Tensor:
-        q = s.server["q"][torch.tensor(s.ids, device=p.device)]
+        q = s.server["q"][tree.to(torch.tensor(s.ids), p.device)]
         return q / q.sum()

@@ -93,7 +93,7 @@ class Fomo(Part):
         return {"before": c.received["params"]}, {"model": c.model["params"], "gain": c.scratch["gain"]}
 
     def server(self, s: ServerView) -> tuple[Tree, Tree]:
-        ids = torch.tensor(s.ids, device=s.reduced["gain"].device)
+        ids = tree.to(torch.tensor(s.ids), s.reduced["gain"].device)
         store = tree.map(lambda known, new: known.index_copy(0, ids, new), s.server["models"], s.reduced["model"])
         return s.shared, {"models": store, "has": s.server["has"].index_fill(0, ids, 1.0),
                           "affinity": s.server["affinity"].index_add(0, ids, s.reduced["gain"])}

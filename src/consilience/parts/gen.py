@@ -91,7 +91,7 @@ class Gen(Part):
             return {**s.shared, "labels": s.reduced["labels"]}, s.server
         g, adam = tree.clone(s.shared["generator"]), tree.clone(s.server["adam"])
         clients = [{"params": {**s.model["params"], **m}, "buffers": s.model["buffers"]} for m in s.models]
-        lr = torch.tensor(self.server_lr, device=s.p.device)
+        lr = torch.full((), self.server_lr, device=s.p.device)
         base = s.key.to(s.p.device)
         for t in range(self.steps):
             key = rng.key(base, t)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..core import returned
 from ..core.federation import Federation
 from ..core.method import Method
 
@@ -46,15 +47,17 @@ def forecast(fed: Federation, rounds: int) -> dict[str, Any] | None:
     counting = fed.method.using("account")
     if not counting:
         return None
-    part, population = counting[0], list(range(fed.size))
-    view = replace(fed.serve(part, "account", population), server=part.init_server(fed.spec))
+    population = list(range(fed.size))
+    views = {p: replace(fed.serve(p, "account", population), server=p.init_server(fed.spec)) for p in counting}
     cohort = population[: fed.policy.cohort_size(fed.size)]
     said: dict[str, Any] = {}
 
     def count(releases: dict[str, list[int]]) -> None:
-        nonlocal said, view
-        said, server = part.account(view, releases)
-        view = replace(view, server=server)
+        nonlocal said
+        said = {}
+        for part, view in views.items():
+            said, server = returned.accounted(part, part.account(view, releases), said)
+            views[part] = replace(view, server=server)
     count({f"prepare {p.name}": population for p in fed.method.using("prepare") if p.uploads})
     surveys = {f"survey {p.name}": cohort for p in fed.method.using("survey") if p.uploads}
     for _ in range(rounds):
@@ -67,9 +70,11 @@ def _uploads_at_the_end(method: Method) -> bool:
 
 
 def privacy_line(said: dict[str, Any] | None) -> str:
-    """(ε, δ) in words."""
+    """(ε, δ) in words; what a part of the user's counts in its own way as it stands."""
     if not said:
         return ""
+    if "epsilon_replace" not in said:
+        return "; ".join(f"{name} {value}" for name, value in said.items() if name != "rounds")
     if said["epsilon"] is None:
         return "no guarantee: uploads are clipped, but without noise"
     also = [f"{said['epsilon_replace']:.2f} if its data are replaced by others"]

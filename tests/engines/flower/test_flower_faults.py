@@ -235,6 +235,22 @@ def test_selection_among_those_there(tmp_path: Path) -> None:
     assert all(len(r["cohort"]) == 2 and "site-1" not in r["cohort"] for r in records)
 
 
+def test_a_part_chooses_among_those_there(tmp_path: Path) -> None:
+    """The part of the page, from a file. Site 1 is away and site 2 too small to train, so that two are left to choose among."""
+    page = (Path(__file__).parents[3] / "docs" / "parts.md").read_text(encoding="utf-8")
+    code = page.partition("## An example that chooses clients")[2].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "choice.py").write_text(code, encoding="utf-8")
+    method = f"fedavg+{tmp_path / 'choice.py'}:Choice"
+    fake = Fake(tmp_path / "all", method, participation=2, rounds=4, **{"settings.choice.candidates": 4})
+    cohorts = [r["cohort"] for r in fake.run()]
+    assert not unequal(fake, simulate(fake.settings))
+    assert cohorts[0] == ["site-0", "site-1"]
+    assert "site-3" in cohorts[1]                                                     # who never took part comes first
+    fewer = Fake(tmp_path / "fewer", method, participation=2, rounds=2, **{"settings.choice.candidates": 4})
+    fewer.link.away = {101}
+    assert [r["cohort"] for r in fewer.run()] == [["site-0", "site-3"]] * 2
+
+
 def test_too_few_sites_stop_the_run_with_what_to_do(tmp_path: Path) -> None:
     fake = Fake(tmp_path, "fedavg")
     fake.link.away = {100, 101, 102}

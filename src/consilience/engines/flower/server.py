@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ... import rng
 from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
@@ -112,12 +111,8 @@ class Server:
         return there
 
     def cohort(self, there: list[int]) -> list[int]:
-        """The simulation's draw where all are there; where some are not, the same draw among those that are."""
-        policy, number = self.settings.run.policy, self.fed.round_number + 1
-        if len(there) == self.fed.size:
-            return self.fed.cohort(number)
-        size = min(policy.cohort_size(self.fed.size), len(there))
-        return [there[i] for i in rng.subset(rng.key(policy.seed, "cohort", number), len(there), size)]
+        """The simulation's where all are there; where some are not, drawn or chosen in the same way among those that are."""
+        return self.fed.cohort(self.fed.round_number + 1, there)
 
     def _prepare(self) -> None:
         start = self.now()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ class Cluster:
             return cls(address, ours=False)
         _speak_on_stderr()
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _same_sigterm():
             warnings.simplefilter("ignore")
             if address is not None:
                 _join(address, common)
@@ -87,6 +89,19 @@ class Cluster:
     def close(self) -> None:
         if self.ours and ray.is_initialized():
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and exits with 1. Who handled it before, as our command line does, handles it after: leaving it
+    disconnects too, and what Ray started ends with the process. Where nobody did, Ray's own is better than none.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_DFL):
+            signal.signal(signal.SIGTERM, before)
 
 
 def _speak_on_stderr() -> None:
