@@ -200,7 +200,8 @@ def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:
     """Labels that say nothing, and classes that nobody learns. `seen` counts the training samples of each class."""
     present, missing = int((seen > 0).sum()), (seen == 0).nonzero().flatten().tolist()
     if present == 1:
-        return ["All training samples have the same label, so every model is right: there is nothing to learn. Look at the labels."]
+        return ["All training samples have the same label, so there is nothing to tell apart. Look at the labels: is that the right "
+                "column, and is every class there?"]
     out = []
     if present > MANY_CLASSES and 2 * present > int(seen.sum()):
         out.append(f"There are {data.classes} classes for {int(seen.sum())} training samples. Is the label a number to be predicted? Here "
