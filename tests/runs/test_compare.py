@@ -416,5 +416,6 @@ def test_the_table_names_a_row_whose_method_never_acted(tmp_path: Path) -> None:
             comparison = consilience.compare(["fedavg", "fedfm", "fedfm(start=1)"], "digits", clients=4, rounds=2, steps=2, seeds=1,
                                              with_local=False, out=tmp_path)
         said = [n for n in comparison.notes() if "changes nothing" in n]
-        assert len(said) == 1 and said[0].startswith("fedfm: anchors first acts in round 21, and the run has 2"), said
+        assert [n.partition(":")[0] for n in said] == ["fedfm"]
+        assert "anchors first acts in round 21, and the run has 2" in said[0]
         assert said[0] in (tmp_path / "comparison.md").read_text()
