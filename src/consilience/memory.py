@@ -11,6 +11,7 @@ import functools
 import math
 import mmap
 import os
+import re
 import tempfile
 import warnings
 import weakref
@@ -102,3 +103,13 @@ def _system_call(name: str) -> Any:
         return getattr(ctypes.CDLL(None), name) if os.name == "posix" else None
     except (OSError, AttributeError):
         return None
+
+
+def no_room(error: BaseException) -> str | None:
+    """What a user is told where the machine's memory did not suffice for one tensor or array; None for other errors."""
+    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error)) if isinstance(error, RuntimeError) else None
+    if asked is None and not isinstance(error, MemoryError):
+        return None
+    size = f"{int(asked[1]) / 1e9:,.1f} GB were asked for at once" if asked else str(error) or "none is left"
+    return (f"This machine's memory does not suffice: {size}. Use a smaller model, smaller samples (size=…), a smaller batch or "
+            "eval_batch, or fewer clients a round (participation).")

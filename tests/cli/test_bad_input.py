@@ -51,6 +51,15 @@ def test_client_without_data(cli, tmp_path):
     assert set(record["losses"]) == {"0", "1"}
 
 
+def test_a_model_beyond_the_memory(cli):
+    """PyTorch's own words, under a traceback, for a digit too many."""
+    huge = ("--model", "mlp(hidden=9999999999999)")
+    said = cli("run", "fedavg", *TINY, *huge, code=2).err
+    assert "memory does not suffice" in said
+    assert "GB were asked for at once. Use a smaller model" in said
+    assert "memory does not suffice" in cli("compare", "fedavg", "scaffold", "--seeds", "1", *TINY, *huge, code=2).err
+
+
 def test_no_client_can_fill_a_batch(cli, tmp_path):
     source = arrays(tmp_path / "few.npz", [6, 6], lambda n: np.arange(n) % 2)
     assert "Every client has fewer samples than a batch of 10" in cli("run", "fedavg", "--data", source, "--rounds", "1", code=2).err

@@ -90,6 +90,19 @@ def test_a_site_looks_at_its_data_first(cli, data):
     assert "labels must be 0 to 1" in cli(*common, "--server", "hub:9092", "--data", data, "--classes", "2", code=2).err
 
 
+def test_a_site_with_words_for_labels_needs_not_name_them(cli, tmp_path):
+    """The app has their order; a site that was started as the documentation says was turned away for want of --class-names."""
+    rows = "".join(f"{40 + i},{60 + i},{'died' if i % 4 else 'lived'}\n" for i in range(20))
+    (tmp_path / "ward.csv").write_text("age,pulse,end\n" + rows)
+    common = ("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", "table(path='ward.csv', label=end)")
+    about = cli(*common, "--check", "--json").json()
+    assert about["class_names"] == ["died", "lived"]
+    died, lived = about["training_labels"]
+    assert f"training labels died {died}, lived {lived} (the app numbers them)" in cli(*common, "--check").out
+    assert "--ca must name" in cli(*common, code=2).err                   # what it lacks to start, and nothing else
+    assert "'died'" in cli(*common, "--check", "--class-names", "dead,lived", code=2).err
+
+
 def test_a_site_s_table_is_checked_against_the_agreed_columns(cli, tmp_path):
     """`--check` said that all was well; the first run was refused."""
     (tmp_path / "ward.csv").write_text("age,pulse,ill\n" + "".join(f"{40 + i},{60 + i},{i % 2}\n" for i in range(20)))

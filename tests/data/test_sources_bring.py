@@ -91,6 +91,8 @@ def test_arrays_with_clients_and_test(tmp_path):
 def test_arrays_errors(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     fails(f'arrays(path="{tmp_path / "a.npz"}")', "arrays x and y", "holds x")
+    (tmp_path / "a.npz").write_bytes(b"PATIENT;AGE\n1;44\n")               # NumPy takes what it does not know for a pickle
+    fails(f'arrays(path="{tmp_path / "a.npz"}")', "not a readable .npz file", "another kind of file")
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1])
     fails(f'arrays(path="{tmp_path / "a.npz"}")', "3 samples but 2 labels")
     np.savez(tmp_path / "a.npz", x=np.full((2, 2), np.nan), y=[0, 1])

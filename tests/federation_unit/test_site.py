@@ -77,6 +77,10 @@ def test_text_labels_follow_the_agreed_order():
     assert data.classes == 3
     with pytest.raises(DataError, match="must agree on their order"):
         load_site(spec)
+    seen = describe_site(load_site(spec, alone=True))                   # for a look, before an app says how they are numbered
+    assert seen["class_names"] == ["ill", "well"]
+    assert sum(seen["training_labels"]) == seen["train"]
+    assert "class_names" not in describe_site(data)
     with pytest.raises(DataError, match="'ill'"):
         load_site(spec, class_names=("well", "sick"))
 

@@ -9,6 +9,7 @@ import math
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,16 @@ def test_a_script_that_does_not_ask_for_its_name_compares_in_processes(tmp_path:
     assert "of 1 seeds" not in done.stdout
     assert "fedavg," in done.stdout
     assert len(list((tmp_path / "folder").glob("*/done"))) == 2             # local and fedavg
+
+
+def test_the_table_names_a_row_whose_method_never_acted(tmp_path: Path) -> None:
+    """FedFM begins in round 21; in two rounds its row is FedAvg's. A finished comparison that is only read again must say so too."""
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConsilienceWarning)
+            comparison = consilience.compare(["fedavg", "fedfm", "fedfm(start=1)"], "digits", clients=4, rounds=2, steps=2, seeds=1,
+                                             with_local=False, out=tmp_path)
+        said = [n for n in comparison.notes() if "changes nothing" in n]
+        assert [n.partition(":")[0] for n in said] == ["fedfm"]
+        assert "anchors first acts in round 21, and the run has 2" in said[0]
+        assert said[0] in (tmp_path / "comparison.md").read_text()

@@ -19,6 +19,7 @@ from rich.markup import escape
 from .. import __version__
 from ..blame import VARIABLE, blame
 from ..errors import ConsilienceError
+from ..memory import no_room
 from ..runs.files import DiskError
 from . import data, demo, federation, measure, methods, recipes, report, resume, sweep, train, use
 from .output import err
@@ -118,6 +119,8 @@ def main() -> None:
             # what the system says of a path: not permitted, a folder in place of a file, too long a name
             told, code = (f"{error.strerror or error}: {str(error.filename)!r}. Mend that, or name another place. "
                           f"{VARIABLE}=1 shows what it was needed for."), DiskError.exit_code
+        if told is None and not os.environ.get(VARIABLE):
+            told = no_room(error)
         if told is None:
             raise
         err().print(f"[red]Error:[/red] {escape(told)}", soft_wrap=True)

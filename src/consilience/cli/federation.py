@@ -236,7 +236,8 @@ def site(store: Store,
          device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 …; auto: a GPU where there is one.")] = "auto",
          threads: Annotated[int, typer.Option("--threads", help="Threads on a CPU; 0: all cores.", min=0)] = 0,
          classes: Annotated[int | None, typer.Option("--classes", help="Number of classes, to check labels at once.")] = None,
-         class_names: Annotated[str, typer.Option("--class-names", help="Their names in the agreed order, where labels are text.")] = "",
+         class_names: Annotated[str, typer.Option("--class-names", help="Their names in the app's order, where labels are text, to check "
+                                                  "them at once.")] = "",
          feature_names: Annotated[str, typer.Option("--feature-names", help="Names of a table's columns in the agreed order, as "
                                                     "feature_names of the app.")] = "",
          check: Annotated[bool, typer.Option("--check", help="Read the data, say what they hold, and stop.")] = False,
@@ -252,7 +253,7 @@ def site(store: Store,
     from .federation_site import watch
     check_address(server_)
     held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"),
-                     feature_names=coerce(feature_names, tuple[str, ...], "--feature-names"))
+                     feature_names=coerce(feature_names, tuple[str, ...], "--feature-names"), alone=True)
     about = describe_site(held)
     if check:
         return print_json(about) if as_json else _show_site(about)
@@ -277,6 +278,8 @@ def site(store: Store,
 
 
 def _show_site(about: dict[str, Any], stderr: bool = False) -> None:
+    counts, names = about["training_labels"], about.get("class_names")
+    labels = ", ".join(f"{name} {count}" for name, count in zip(names, counts)) + " (the app numbers them)" if names else str(counts)
     (err() if stderr else out()).print(
         f"{about['train']} samples to train on, {about['validation']} to validate, {about['test']} to test; shape "
-        f"{'×'.join(map(str, about['sample']))}, {about['input']}; training labels {about['training_labels']}", soft_wrap=True)
+        f"{'×'.join(map(str, about['sample']))}, {about['input']}; training labels {labels}", soft_wrap=True)

@@ -37,19 +37,20 @@ _PARTS: dict[str, tuple[Any, Any]] = {"train": (float, TRAIN), "validation": (fl
 
 
 def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_names: Sequence[str] = (),
-              feature_names: Sequence[str] = ()) -> FederatedData:
+              feature_names: Sequence[str] = (), alone: bool = False) -> FederatedData:
     """What an adapter names, as data with one client, whose rows are the site's train, validation and test parts.
 
     `number` is the site's: its rows are cut as those of the client of that number are in a simulation.
     `classes`, `class_names` and `feature_names` are what the federation agreed on; labels beyond them are refused, and a table's columns
-    are taken by their names.
+    are taken by their names. `alone` is for a look at data before an app is known: names of classes are then numbered as the site has them.
     """
     dataset, how = read_adapter(spec)
     if isinstance(dataset, TextDataset):
         raise DataError(f"The site's data ({spec}) are words that it numbers in the order in which it meets them: a number would mean "
                         "another word at every site. Agree on a vocabulary, and give the texts as arrays of its numbers (samples, tokens).")
     dataset = in_columns(dataset, feature_names, f"The site's data ({spec})", "the federation agreed on")
-    labels = _labels(dataset, spec, tuple(class_names))
+    named = alone and not class_names and _has_names(dataset)
+    labels = _labels(dataset, spec, tuple(dataset.class_names if named else class_names))
     found = int(labels.max()) + 1 if len(labels) else 0
     count = classes or len(class_names) or max(found, dataset.classes)
     if found > count:
@@ -59,7 +60,8 @@ def load_site(spec: str, *, number: int = 0, classes: int | None = None, class_n
     rows = _rows(dataset, number, **how)
     if not len(rows.train):
         raise DataError(f"The site's data ({spec}) leave no sample to train on.")
-    about = {"source": spec, "samples": len(labels), "fingerprint": fingerprint_of(dataset), "split": "one site", **how}
+    about = {"source": spec, "samples": len(labels), "fingerprint": fingerprint_of(dataset), "split": "one site", **how,
+             **({"class_names": list(dataset.class_names)} if named else {})}
     return FederatedData(dataset.name, dataset.x, labels, count, (rows,), description=about, task=dataset.task)
 
 
@@ -79,7 +81,8 @@ def describe_site(data: FederatedData) -> dict[str, Any]:
     rows = data.clients[0]
     counts = torch.bincount(data.y[rows.train].reshape(-1), minlength=data.classes).tolist()
     return {"train": len(rows.train), "validation": len(rows.val), "test": len(rows.test), "sample": list(data.x.shape[1:]),
-            "input": str(data.x.dtype).removeprefix("torch."), "classes": data.classes, "training_labels": counts}
+            "input": str(data.x.dtype).removeprefix("torch."), "classes": data.classes, "training_labels": counts,
+            **({"class_names": data.description["class_names"]} if "class_names" in data.description else {})}
 
 
 def read_adapter(spec: str) -> tuple[Dataset, dict[str, Any]]:
@@ -121,6 +124,11 @@ def _plain(x: Any, y: Any, spec: str) -> Dataset:
     return from_arrays(x, y, name="site", classes=max(int(tensor.max()) + 1, 2) if whole and tensor is not None else None, where=spec)
 
 
+def _has_names(dataset: Dataset) -> bool:
+    """Whether classes are words, which only an agreement can number alike at all sites."""
+    return dataset.task == "classification" and not all(own.isdecimal() for own in dataset.class_names)
+
+
 def _labels(dataset: Dataset, spec: str, agreed: tuple[str, ...]) -> Tensor:
     """Labels as the federation numbers them."""
     if dataset.task != "classification" or not dataset.class_names:
@@ -136,8 +144,7 @@ def _labels(dataset: Dataset, spec: str, agreed: tuple[str, ...]) -> Tensor:
         return torch.tensor([int(own) for own in dataset.class_names])[dataset.y]
     shown = ", ".join(dataset.class_names[:4]) + (", …" if len(dataset.class_names) > 4 else "")
     raise DataError(f"The site's labels ({spec}) are text ({shown}). Sites may lack classes, so the federation must agree on their "
-                    f"order: name all of them in it with --class-names {','.join(dataset.class_names)} (of federation site), and with "
-                    "-o class_names=… where the app is made.")
+                    f"order: name all of them in it where the app is made, as in -o class_names={','.join(dataset.class_names)}")
 
 
 def _check_parts(how: dict[str, Any], spec: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +15,11 @@ from ..metrics.registry import installed_measures
 from ..parts.stack import parse_stack
 from ..report.tables import Table
 from .files import write_bytes, write_json
+from .scoring import too_late
 from .statistics import paired, spread
 
 if TYPE_CHECKING:
+    from ..core.method import Method
     from .tune import Tuning
 
 Row = dict[str, Any]
@@ -46,11 +49,18 @@ def chosen_rounds(records: Sequence[dict[str, Any]], score: str) -> list[dict[st
     return ranked[: 5 if score == "mean_of_best_five" else 1]
 
 
+def _method(config: Mapping[str, Any]) -> Method | None:
+    """The method of a run's settings; None for one of another version, or with a part of the user's own that is not here."""
+    try:
+        return parse_stack(config["method"], config.get("settings")).method()
+    except (KeyError, ConsilienceError):
+        return None
+
+
 def _weights(config: Mapping[str, Any]) -> str | None:
     """How a run's average weighs clients by its settings; None where they decide nothing, or where that is not known."""
-    try:
-        method = parse_stack(config["method"], config.get("settings")).method()
-    except (KeyError, ConsilienceError):                # of another version, or a part of the user's own that is not here
+    method = _method(config)
+    if method is None:
         return None
     apart = any(part.pools or "no global model" in part.traits for part in method.parts)
     return None if apart or method.using("weights") else config.get("weights")
@@ -182,6 +192,7 @@ class Comparison:
             out.append("No interval and – for p: one seed, or seeds that all differ by the same, leave nothing to measure a difference by.")
         out += self._positives()
         out += self._averages()
+        out += self._too_late()
         out += self.remarks
         if self.tuning:
             out += self.tuning.notes()
@@ -208,6 +219,15 @@ class Comparison:
             return []
         return [f"Averages: every client weighs the same in {uniform}, by its samples in {samples}; -o weights=samples or "
                 "-o weights=uniform makes them alike."]
+
+    def _too_late(self) -> list[str]:
+        """Rows whose method has a part that never acted: their numbers are another method's."""
+        said: dict[str, None] = {}
+        for (name, _), doc in self.documents.items():
+            config = doc.get("config", {})
+            if method := _method(config):
+                said |= dict.fromkeys(f"{name}: {line}" for line in too_late(method.parts, config.get("rounds", math.inf)))
+        return list(said)
 
     def failed(self) -> list[str]:
         """What failed and why, a line for all seeds of a method that failed in the same way."""

@@ -32,6 +32,7 @@ from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.workers import one_thread
 from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
+from ..memory import no_room
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
@@ -311,7 +312,8 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
         return str(error), ear.warnings
     except Exception as error:
         place = place_in_users_code(error)
-        return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}", ear.warnings
+        told = None if place else no_room(error)
+        return told or f"{type(error).__name__}: {error}{f' ({place})' if place else ''}", ear.warnings
 
 
 _LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import memory, rng
 from ..core.diagnose import advice, without_effect
 from ..core.federation import Federation
+from ..core.part import Part
 from ..core.population import RowTable
 from ..data import FederatedData
 from ..data.federated import ClientTable
@@ -123,10 +124,15 @@ def _finite(scores: Scores, fed: Federation) -> Scores:
     return scores
 
 
+def too_late(parts: Iterable[Part], rounds: int) -> list[str]:
+    """Of parts that first act after the last of so many rounds: their run is that of the other parts under their name."""
+    return [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
+            f"begin earlier (consilience explain {part.name})." for part in parts if part.begins > rounds]
+
+
 def cautions_of(fed: Federation, rounds: int) -> list[str]:
     """What a user should know of a method before the first of so many rounds, whatever the samples are."""
-    out = [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
-           f"begin earlier (consilience explain {part.name})." for part in fed.method.parts if part.begins > rounds]
+    out = too_late(fed.method.parts, rounds)
     out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
     if not fed.spec.trained and any(fed.method.using(hook) for hook in ("loss", "correction")):      # v.travelling is empty there
         out += [f"{name} adds to the loss what depends on nothing that is trained, so that it changes nothing here: nothing of the model "
@@ -194,7 +200,8 @@ def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:
     """Labels that say nothing, and classes that nobody learns. `seen` counts the training samples of each class."""
     present, missing = int((seen > 0).sum()), (seen == 0).nonzero().flatten().tolist()
     if present == 1:
-        return ["All training samples have the same label, so every model is right: there is nothing to learn. Look at the labels."]
+        return ["All training samples have the same label, so there is nothing to tell apart. Look at the labels: is that the right "
+                "column, and is every class there?"]
     out = []
     if present > MANY_CLASSES and 2 * present > int(seen.sum()):
         out.append(f"There are {data.classes} classes for {int(seen.sum())} training samples. Is the label a number to be predicted? Here "

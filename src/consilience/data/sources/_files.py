@@ -77,6 +77,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with held as archive:
             return {k: archive[k] for k in archive.files}
     except ValueError as error:
+        if "pickle" in str(error).lower() and not _begins(path, b"PK", b"\x93NUMPY", b"\x80"):          # NumPy takes all else for a pickle
+            raise DataError(f"The file {path} is not a readable .npz file: it begins like none. Was it cut off, or is it another kind of "
+                            "file under that name?") from None
         if "pickle" in str(error).lower():
             raise DataError(f"The file {path} holds pickled Python objects, which are not read because they can run code. "
                             f"Save it again as plain arrays: np.savez(path, x=x, y=y).") from None
@@ -85,6 +88,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise
     except Exception as error:      # zipfile and zlib raise many kinds for damaged archives
         raise DataError(f"The file {path} is not a readable .npz file: {error}.") from None
+
+
+def _begins(path: Path, *marks: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(8).startswith(marks)
 
 
 def map_arrays(folder: Path) -> dict[str, np.ndarray | Tensor]:
