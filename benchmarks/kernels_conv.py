@@ -145,9 +145,11 @@ def graphs_of(act: Callable[[Tensors], Tensor], clients: list[Tensors], streams:
             act(client)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.stream(stream):             # torch.cuda.graph would collect garbage for every one of thousands
+            graph.capture_begin()
             for _ in range(REPEATED):
                 act(client)
+            graph.capture_end()
         made.append(graph)
     torch.cuda.synchronize()
     return made
@@ -176,7 +178,10 @@ def time_of(graphs: list[Any], streams: list[Any]) -> float:
 
 def both_times(act: Callable[[Tensors], Tensor], clients: list[Tensors], streams: list[Any]) -> tuple[float, float]:
     graphs = graphs_of(act, clients, streams)
-    return time_of(graphs[:1], streams), time_of(graphs, streams)
+    times = time_of(graphs[:1], streams), time_of(graphs, streams)
+    graphs.clear()
+    torch.cuda.empty_cache()                        # what the graphs held
+    return times
 
 
 def compare(name: str, way: str, found: list[Tiles], clients: list[Tensors], streams: list[Any]) -> tuple[float, float, Tiles | None]:
