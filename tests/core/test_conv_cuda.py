@@ -26,7 +26,8 @@ FORMS = [(3, Layer(16, 5, 4, 32, 3, 3, 1, 1, 1)), (5, Layer(32, 6, 6, 16, 3, 3, 
          (2, Layer(16, 5, 7, 16, 3, 2, 3, 2, 0)), (3, Layer(96, 1, 1, 32, 1, 1, 1, 0, 0)), (2, Layer(16, 3, 3, 16, 1, 1, 1, 2, 2)),
          (2, Layer(16, 4, 5, 16, 4, 4, 1, 3, 3))]
 if not INTERPRETED:                                         # ResNet-18 and FedBR's CNN
-    FORMS += [(64, Layer(64, 8, 8, 64, 3, 3, 1, 1, 1)), (64, Layer(64, 8, 8, 128, 3, 3, 2, 1, 1)), (50, Layer(128, 4, 4, 128, 3, 3, 1, 1, 1)),
+    FORMS += [(64, Layer(64, 8, 8, 64, 3, 3, 1, 1, 1)), (64, Layer(64, 8, 8, 128, 3, 3, 2, 1, 1)),
+              (50, Layer(128, 4, 4, 128, 3, 3, 1, 1, 1)),
               (64, Layer(256, 2, 2, 256, 3, 3, 1, 1, 1)), (64, Layer(512, 1, 1, 512, 1, 1, 1, 0, 0)),
               (64, Layer(16, 19, 19, 64, 4, 4, 1, 0, 0)), (32, Layer(128, 14, 14, 128, 3, 3, 1, 1, 1))]
 
@@ -103,7 +104,8 @@ def test_by_hand() -> None:
     if COMPILED:
         pytest.skip("needs a launch")
     layer = Layer(16, 2, 2, 16, 3, 3, 1, 1, 1)
-    x, weight, g = (turned(torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16)) for shape in ((1, 16, 2, 2), (16, 16, 3, 3), (1, 16, 2, 2)))
+    shapes = (1, 16, 2, 2), (16, 16, 3, 3), (1, 16, 2, 2)
+    x, weight, g = (turned(torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16)) for shape in shapes)
     x[0, 0], weight[0, 0] = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1.0
     g[0, 0] = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     x.requires_grad_()
@@ -139,7 +141,8 @@ def test_no_gradient_is_made_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatc
     needs_kernels()
     layer, made = Layer(16, 4, 4, 16, 3, 3, 1, 1, 1), []
     for name in ("maps_gradient", "weights_gradient"):
-        monkeypatch.setattr(_conv_cuda, name, lambda *a, name=name, real=getattr(_conv_cuda, name): made.append(name) or real(*a))
+        real = getattr(_conv_cuda, name)
+        monkeypatch.setattr(_conv_cuda, name, lambda *a, name=name, real=real: made.append(name) or real(*a))
     x, weight = tensors(2, layer)
     _conv_cuda.convolved(x, weight.requires_grad_(), layer, usual(2, layer)).sum().backward()
     assert made == ["weights_gradient"]
