@@ -225,7 +225,7 @@ def main() -> None:
         for fault in pool.imap_unordered(compile_one, jobs):
             if fault:
                 print(f"  DOES NOT COMPILE {fault[:400]}", flush=True)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {len(jobs)} variants compiled in {time.perf_counter() - began:.0f} s",
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {len(jobs)} variants compiled, {time.perf_counter() - began:.0f} s",
           flush=True)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False       # as engines have it
     torch.backends.cudnn.allow_tf32 = False
