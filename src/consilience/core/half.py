@@ -6,8 +6,8 @@ reads it (a loss on the head's weights, a module of the user) reads the float32 
 
 A step may also take the gradients as they come (`collecting`), to descend without casting them back, and hand on the cast weights that it
 has brought up to date (`keep`). Of kernels larger than their maps only the part is cast that meets them (`reach`), and on a GPU strided
-convolutions of few channels are folded (`folding`), those of few products computed by a kernel of ours (`_stem_cuda`); there alone the
-order of sums is not autocast's.
+convolutions of few channels are folded (`folding`), those of few products and some of small maps computed by kernels of ours (`_stem_cuda`,
+`_conv_cuda`); there alone the order of sums is not autocast's.
 
 One exception: on a CPU small linear layers, heads above all, stay in float32. There bfloat16 costs more to set up than it saves.
 """
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _stem_cuda
+from . import _conv_cuda, _stem_cuda
 from .folding import fold_of, folded
 from .listeners import transformed
 from .reach import Reach, reach
@@ -174,7 +174,10 @@ class _Ready:
                 return _stem_cuda.convolved(self, input, ready.get("weight", self.weight).to(torch.bfloat16))
             fold = fold_of(self, *input.shape[-2:]) if _folds(self, input) else None
             if fold is not None:
-                return folded(input, ready.get("weight", self.weight), bias, fold, torch.bfloat16)
+                return folded(input, ready.get("weight", self.weight), bias, fold, torch.bfloat16, _convolve)
+            ours = _ours(self, input, ready.get("weight", self.weight), self.padding) if bias is None else None
+            if ours is not None:
+                return ours
         table = self.__dict__["_parameters"]
         kept = dict(table)
         table.update(ready)
@@ -194,13 +197,30 @@ def _is_stem(conv: nn.Conv2d, input: Tensor) -> bool:
     return input.is_cuda and _autocast(input) and not transformed() and _stem_cuda.usable(conv, input)
 
 
+def _ours(conv: nn.Conv2d, input: Tensor, weight: Tensor, padding: Any) -> Tensor | None:
+    """The convolution without a bias, where a kernel of ours computes some pass of it, and None elsewhere."""
+    if not (input.is_cuda and input.dim() == 4 and _autocast(input)) or transformed() or conv.padding_mode != "zeros":
+        return None
+    if not (is_turned(input) or is_turned(conv.weight)) or not conv.weight.is_contiguous(memory_format=torch.channels_last):
+        return None
+    found = _conv_cuda.ways_of(input, weight, conv.stride, padding, conv.dilation, conv.groups)
+    return None if found is None else _conv_cuda.convolved(input, weight, *found)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution that was folded: no stride, no padding."""
+    found = _conv_cuda.ways_of(x, weight, (1, 1), (0, 0), (1, 1), 1) if bias is None and not transformed() else None
+    return F.conv2d(x, weight, bias) if found is None else _conv_cuda.convolved(x, weight, *found)
+
+
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}
 
 
 def _convolved(conv: nn.Conv2d, input: Tensor, part: Reach, ready: dict[str, Tensor], bias: Tensor | None) -> Tensor:
     """By what is in reach of the kernel, cast or to be cast."""
     weight = ready["weight"] if "weight" in ready else part.of(conv.weight)
-    return F.conv2d(input, weight, bias, conv.stride, part.padding, conv.dilation, conv.groups)
+    ours = _ours(conv, input, weight, part.padding) if bias is None else None
+    return ours if ours is not None else F.conv2d(input, weight, bias, conv.stride, part.padding, conv.dilation, conv.groups)
 
 
 def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +232,8 @@ def without_bias(conv: nn.Conv2d, input: Tensor) -> tuple[Tensor, Tensor]:
     elif _is_stem(conv, input):
         maps = _stem_cuda.convolved(conv, input, weight.to(torch.bfloat16))
     else:
-        maps = conv._conv_forward(input, weight, None)
+        ours = _ours(conv, input, weight, conv.padding)
+        maps = ours if ours is not None else conv._conv_forward(input, weight, None)
     assert bias is not None
     return maps, bias.to(maps.dtype)
 
