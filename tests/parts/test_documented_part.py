@@ -95,8 +95,8 @@ def test_those_with_the_highest_loss_are_chosen(choice: type[Part]) -> None:
 
 
 def test_candidates_are_drawn_by_their_weights(choice: type[Part]) -> None:
-    """Two of three candidates with weights 0.6, 0.3 and 0.1. The first has the highest loss, so it is chosen wherever it is one of them: drawn
-    first, or after the second or the third, 0.6 + 0.3 · 0.6/0.7 + 0.1 · 0.6/0.9 ≈ 0.9238. Of 2000 rounds 1847.6 are expected, with a
+    """Two of three candidates with weights 0.6, 0.3 and 0.1. The first has the highest loss, so it is chosen wherever it is one of them:
+    drawn first, or after the second or the third, 0.6 + 0.3 · 0.6/0.7 + 0.1 · 0.6/0.9 ≈ 0.9238. Of 2000 rounds 1847.6 are expected, with a
     standard deviation of √(2000 · 0.9238 · 0.0762) ≈ 11.9.
     """
     at = lambda r: SimpleNamespace(ids=[3, 5, 7], p=torch.tensor([0.6, 0.3, 0.1]), key=rng.key(r, "draw"),

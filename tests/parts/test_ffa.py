@@ -433,7 +433,7 @@ def test_unfit_models_are_refused() -> None:
         two_stages(Ffa(), last_pool=4)
     two_stages(Ffa(stages=(1,)), last_pool=4)                    # the large map alone is fine
     with pytest.raises(ConfigError, match="no convolution stages"):
-        Ffa().chosen(Layout())
+        Ffa()._chosen(Layout())
 
 
 def test_what_travels_is_two_numbers_per_channel_each_way() -> None:

@@ -53,7 +53,7 @@ class Ffa(Part):
     reduce = {"stats": "stack", "left": "stack"}
     prefers = {"weights": "uniform"}
 
-    def chosen(self, layout: Layout) -> tuple[str, ...]:
+    def _chosen(self, layout: Layout) -> tuple[str, ...]:
         return _mixing.chosen(layout, self.stages, self.name)
 
     @property
@@ -61,18 +61,18 @@ class Ffa(Part):
         return self.reduce if self.bias_correct else {"stats": self.reduce["stats"]}
 
     def points(self, layout: Layout) -> tuple[str, ...]:
-        return self.chosen(layout)
+        return self._chosen(layout)
 
     def require(self, spec: Spec) -> str | None:
-        return _mixing.no_spread(spec, self.chosen(spec.layout), self.name)
+        return _mixing.no_spread(spec, self._chosen(spec.layout), self.name)
 
     def _each(self, spec: Spec, mean: float, std: float) -> Tree:
         fill = lambda q, value: torch.full((spec.shapes[q][0],), value)
-        return {q: {"mean": fill(q, mean), "std": fill(q, std)} for q in self.chosen(spec.layout)}
+        return {q: {"mean": fill(q, mean), "std": fill(q, std)} for q in self._chosen(spec.layout)}
 
     def _fresh(self, spec: Spec) -> Tree:
         """Momentum statistics at their start. `left` is the weight that the start still has in them."""
-        return {"stats": self._each(spec, 0.0, 1.0), "left": {q: torch.ones(()) for q in self.chosen(spec.layout)}}
+        return {"stats": self._each(spec, 0.0, 1.0), "left": {q: torch.ones(()) for q in self._chosen(spec.layout)}}
 
     def init_shared(self, spec: Spec) -> Tree:
         shared = {"variance": self._each(spec, 1.0, 1.0)}
