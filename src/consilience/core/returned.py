@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -118,29 +119,30 @@ def released(part: Part, given: Any, uploads: dict[str, Tree], model: Model) -> 
 def accounted(part: Part, given: Any, so_far: dict[str, Any]) -> tuple[dict[str, Any], Tree]:
     """An entry of a round's record, joined to those of other parts, and server state."""
     said, server = two(part, "account", given, "an entry of the round's record ({} for none)", "its server state (s.server)")
-    entry = "an entry of the round's record, as a dictionary of numbers, words and lists of them"
     if not isinstance(said, dict):
-        raise refuse(part.name, "account", entry, said)
-    for path, value in _values(said):
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise refuse(part.name, "account", f"{entry}, and {path!r} must be one of these (of a tensor, say, its .item())", value)
+        raise refuse(part.name, "account", _ENTRY, said)
+    _check_entry(part, said)
     for key in said.keys() & so_far.keys():
         raise ConfigError(f"The hook 'account' of part {part.name!r} records {key!r}, which another part of the stack records already. "
                           "Give it another name.")
     return {**so_far, **said}, tensors(part, "account", server, "server tensors")
 
 
-def _values(entry: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What a record would hold, by its place there; a key that is no word stands for its own wrong value."""
-    if isinstance(entry, dict):
-        for key, value in entry.items():
-            here = f"{path}/{key}" if path else f"{key}"
-            yield from _values(value, here) if isinstance(key, str) else [(here, (key,))]
-    elif isinstance(entry, (list, tuple)):
-        for number, value in enumerate(entry):
-            yield from _values(value, f"{path}/{number}")
-    else:
-        yield path, entry
+_ENTRY = "an entry of the round's record, as a dictionary of numbers, words and lists of them"
+
+
+def _check_entry(part: Part, entry: Any, path: str = "") -> None:
+    """Refuse what a record, which is JSON, cannot hold."""
+    if isinstance(entry, (dict, list, tuple)):
+        for key, value in entry.items() if isinstance(entry, dict) else enumerate(entry):
+            if isinstance(entry, dict) and not isinstance(key, str):
+                raise refuse(part.name, "account", f"{_ENTRY}, with words for names", key, f" for the name {key!r}")
+            _check_entry(part, value, f"{path}/{key}" if path else f"{key}")
+    elif entry is not None and not isinstance(entry, (bool, int, float, str)):
+        raise refuse(part.name, "account", f"{_ENTRY}, and {path!r} must be one of these (of a tensor, say, its .item())", entry)
+    elif isinstance(entry, float) and not math.isfinite(entry):
+        raise ConfigError(f"The hook 'account' of part {part.name!r} must return {_ENTRY}, and {path!r} is {entry}, which a record cannot "
+                          "hold. Return None where there is no number.")
 
 
 def planned(part: Part, given: Any, steps: int) -> Tree:
