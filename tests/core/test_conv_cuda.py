@@ -80,6 +80,23 @@ def test_kernels_give_what_the_convolution_gives(form: tuple[int, Layer]) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("layer", dict.fromkeys(layer for _, layer in _conv_cuda.TAKEN), ids=str)
+def test_the_tiles_of_the_table_give_what_the_convolution_gives(layer: Layer) -> None:
+    """With few samples in the interpreter, and everywhere with some that fill no tile."""
+    needs_kernels()
+    n = 3 if INTERPRETED else 61
+    forward, maps, weights = (_conv_cuda.taken(way, layer, n) for way in PASSES)
+    x, weight = tensors(n, layer)
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    theirs = F.conv2d(exact[0], exact[1], None, layer.stride, (layer.pad_h, layer.pad_w))
+    y = _conv_cuda.convolved(x.requires_grad_(), weight.requires_grad_(), layer, (forward, maps, weights))
+    near(y, theirs)
+    g = normal(tuple(y.shape), "g")
+    for ours, right in zip(torch.autograd.grad(y, [x, weight], g), torch.autograd.grad(theirs, exact, g.double())):
+        near(ours, right)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("pieces", [1, 2, 5, 16])
 def test_pieces_of_the_positions_add_up(pieces: int) -> None:
     """Also where there are more pieces than turns, and the same bits every time."""
