@@ -52,3 +52,17 @@ def test_what_is_spilled_leaves_nothing_behind(tmp_path, monkeypatch):
     del out
     gc.collect()
     assert not os.path.isfile(path)
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2500000000 bytes."),
+     "2.5 GB were asked for at once"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory: you tried to allocate 2500000000 bytes."),
+     "2.5 GB were asked for at once"),                                                      # on Windows
+    (MemoryError("Unable to allocate 7.28 TiB for an array with shape (1000000000000,) and data type float64"), "7.28 TiB for an array"),
+    (MemoryError(), "does not suffice: none is left. Use"),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+    (TypeError("manual_seed(): Overflow when unpacking long long"), None)])
+def test_what_is_told_where_memory_lacks(error, said):
+    told = memory.no_room(error)
+    assert told is None if said is None else said in told

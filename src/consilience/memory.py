@@ -105,11 +105,19 @@ def _system_call(name: str) -> Any:
         return None
 
 
+# PyTorch's words, on Linux and macOS, then on Windows; for more bytes, then for more rows, than 64 bits count.
+_LACKING = re.compile(r"(?:can't allocate|not enough) memory: you tried to allocate (\d+) bytes|Storage size calculation overflowed"
+                      r"|integer multiplication overflow|argument 'size' .*Overflow when unpacking")
+
+
 def no_room(error: BaseException) -> str | None:
     """What a user is told where the machine's memory did not suffice for one tensor or array; None for other errors."""
-    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error)) if isinstance(error, RuntimeError) else None
-    if asked is None and not isinstance(error, MemoryError):
+    found = _LACKING.search(str(error)) if isinstance(error, (RuntimeError, TypeError)) else None
+    if found is not None:
+        size = f"{int(found[1]) / 1e9:,.1f} GB were asked for at once" if found[1] else "more was asked for at once than any machine has"
+    elif isinstance(error, MemoryError):
+        size = str(error).rstrip(".") or "none is left"
+    else:
         return None
-    size = f"{int(asked[1]) / 1e9:,.1f} GB were asked for at once" if asked else str(error) or "none is left"
     return (f"This machine's memory does not suffice: {size}. Use a smaller model, smaller samples (size=…), a smaller batch or "
             "eval_batch, or fewer clients a round (participation).")

@@ -188,9 +188,14 @@ class ReplayedSequential(Sequential):
 
 # ---- the contract --------------------------------------------------------------------------------------------------
 
+def _clients(part: Part) -> dict[str, Any]:
+    """The clients of the contract. All take part, unless the part chooses who does: where all do, nobody asks it."""
+    return {"sizes": FEW} | ({"participation": 2} if Method.has(part, "choose") else {})
+
+
 def plain_rounds(part: Part) -> Federation:
     """Two ordinary rounds. Three checks look at them or compare with them, and run them themselves where they are not given."""
-    return run_tiny([part], sizes=FEW)
+    return run_tiny([part], **_clients(part))
 
 
 def check_trains(part: Part, plain: Federation | None = None) -> None:
@@ -206,7 +211,7 @@ def check_trains(part: Part, plain: Federation | None = None) -> None:
 
 def check_unmutated(part: Part) -> None:
     """No hook writes to what it is given: the round's inputs are unchanged by the round."""
-    fed = run_tiny([part], sizes=FEW, rounds=1)
+    fed = run_tiny([part], rounds=1, **_clients(part))
     inputs = {"model": fed.model, "shared": fed.shared, "server": fed.server, "x": fed.samples.x, "y": fed.samples.y,
               "clients": {str(i): s.tensors for i, s in fed.clients.visited()}}
     before = tree.clone(inputs)
@@ -214,7 +219,7 @@ def check_unmutated(part: Part) -> None:
     wrong = [path for (path, now), (_, then) in zip(tree.paths(inputs), tree.paths(before)) if not torch.equal(now, then)]
     assert not wrong, f"{part.name}: a hook wrote to {wrong[:3]}"
     try:
-        run_tiny([part], sizes=FEW, engine=GuardedSequential)
+        run_tiny([part], engine=GuardedSequential, **_clients(part))
     except AssertionError as error:
         raise AssertionError(f"{part.name}: {error}") from None
     slots = {t.data_ptr() for slot in fed.engine.slots.values() for t in tree.leaves(slot.written()) if t.numel()}  # type: ignore[attr-defined]
@@ -225,7 +230,9 @@ def check_unmutated(part: Part) -> None:
 def check_order(part: Part, plain: Federation | None = None) -> None:
     """The order in which clients train changes no bit."""
     order = (0,) if part.pools else (3, 1, 0, 2)
-    wrong = differences(plain or plain_rounds(part), run_tiny([part], sizes=FEW, order=order))
+    if plain is None or Method.has(part, "choose"):         # an order says who takes part, and nobody is chosen
+        plain = run_tiny([part], sizes=FEW)
+    wrong = differences(plain, run_tiny([part], sizes=FEW, order=order))
     assert not wrong, f"{part.name}: depends on the order of clients: {wrong[:3]}"
 
 
@@ -238,23 +245,25 @@ def check_neutral(part_class: type[Part]) -> None:
         return
     part = build(part_class, part_class.neutral, part_class.name)
     for weights in ("uniform", "auto"):
-        base = run_tiny(sizes=FEW, weights=weights)
+        how = {"weights": weights, **_clients(part)}
+        base = run_tiny(**how)
         keys = {k for k in state_of(base) if in_model(k)}
-        wrong = differences(base, run_tiny([part], sizes=FEW, weights=weights), only=keys.__contains__)
+        wrong = differences(base, run_tiny([part], **how), only=keys.__contains__)
         assert not wrong, f"{part.name}: differs from FedAvg at its neutral setting, with weights={weights}: {wrong[:3]}"
 
 
 def check_capturable(part: Part, plain: Federation | None = None) -> None:
     """Steps never call back to the host, and recorded operations repeated on fixed memory give what the code gives."""
-    run_tiny([part], sizes=FEW, engine=WatchedSequential)
-    wrong = differences(plain or plain_rounds(part), run_tiny([part], sizes=FEW, engine=ReplayedSequential))
+    run_tiny([part], engine=WatchedSequential, **_clients(part))
+    wrong = differences(plain or plain_rounds(part), run_tiny([part], engine=ReplayedSequential, **_clients(part)))
     assert not wrong, f"{part.name}: a recorded step differs from the code: {wrong[:3]}"
 
 
 def check_checkpoint(part: Part) -> None:
     """A run cut in two by a snapshot ends like one that was not."""
-    whole = run_tiny([part], sizes=FEW, rounds=3)
-    first, second = run_tiny([part], sizes=FEW, rounds=1), tiny_federation([part], sizes=FEW)
+    how = _clients(part)
+    whole = run_tiny([part], rounds=3, **how)
+    first, second = run_tiny([part], rounds=1, **how), tiny_federation([part], **how)
     restore(second, *snapshot(first))
     for _ in range(2):
         second.round()

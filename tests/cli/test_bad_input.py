@@ -58,6 +58,9 @@ def test_a_model_beyond_the_memory(cli):
     assert "memory does not suffice" in said
     assert "GB were asked for at once. Use a smaller model" in said
     assert "memory does not suffice" in cli("compare", "fedavg", "scaffold", "--seeds", "1", *TINY, *huge, code=2).err
+    for digits in (18, 20):                                     # more bytes than can be counted; a number that none has
+        said = cli("run", "fedavg", *TINY, "--model", f"mlp(hidden={'9' * digits})", code=2).err
+        assert "memory does not suffice: more was asked for at once than any machine has. Use a smaller model" in said
 
 
 def test_no_client_can_fill_a_batch(cli, tmp_path):

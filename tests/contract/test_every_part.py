@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -204,3 +205,41 @@ def test_check_notices_a_step_that_writes_to_what_it_received() -> None:
 
     with pytest.raises(AssertionError, match=r"scrawler: a step wrote to .*received"):
         testing.check_unmutated(Scrawler())
+
+
+def test_check_notices_a_part_that_remembers_whom_it_chose() -> None:
+    class Fickle(Part):
+        name = "fickle"
+        asked: list[int] = []
+
+        def choose(self, s: Any, drawn: list[int]) -> list[int]:
+            self.asked.append(s.round)
+            return [s.ids[0], s.ids[1 + len(self.asked) % 2]]
+    with pytest.raises(AssertionError, match="differs after a checkpoint"):
+        testing.check_checkpoint(Fickle())
+
+
+def test_check_notices_a_part_that_notes_on_the_server_whom_it_chooses() -> None:
+    class Clerk(Part):
+        name = "clerk"
+
+        def init_server(self, spec: Any) -> Any:
+            return {"chosen": torch.zeros(spec.population)}
+
+        def choose(self, s: Any, drawn: list[int]) -> list[int]:
+            s.server["chosen"][drawn] += 1
+            return drawn
+    with pytest.raises(AssertionError, match="wrote to"):
+        testing.check_unmutated(Clerk())
+
+
+def test_check_notices_a_part_that_chooses_at_its_neutral_setting() -> None:
+    @dataclass(frozen=True)
+    class Eager(Part):
+        name = "eager"
+        neutral = {}
+
+        def choose(self, s: Any, drawn: list[int]) -> list[int]:
+            return s.ids[-2:]
+    with pytest.raises(AssertionError, match="differs from FedAvg at its neutral setting"):
+        testing.check_neutral(Eager)

@@ -5,6 +5,8 @@ The tests of the kernels need a CUDA device, or Triton's interpreter: `make test
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from consilience import rng
 from consilience.core import _conv_cuda, half
 from consilience.core._conv_cuda import PASSES, Layer, Tiles, usual_tiles
+from consilience.core.listeners import differentiable_twice
 from consilience.core.turned import turned
 from consilience.errors import ConfigError
 from kernel_device import COMPILED, DEVICE, INTERPRETED, needs_cuda, needs_kernels
@@ -77,6 +80,23 @@ def test_kernels_give_what_the_convolution_gives(form: tuple[int, Layer]) -> Non
     near(dweight, dweight_too)
     assert dx.is_contiguous(memory_format=torch.channels_last)
     assert dweight.stride() == weight.stride()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", dict.fromkeys(layer for _, layer in _conv_cuda.TAKEN), ids=str)
+def test_the_tiles_of_the_table_give_what_the_convolution_gives(layer: Layer) -> None:
+    """With few samples in the interpreter, and everywhere with some that fill no tile."""
+    needs_kernels()
+    n = 3 if INTERPRETED else 61
+    forward, maps, weights = (_conv_cuda.taken(way, layer, n) for way in PASSES)
+    x, weight = tensors(n, layer)
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    theirs = F.conv2d(exact[0], exact[1], None, layer.stride, (layer.pad_h, layer.pad_w))
+    y = _conv_cuda.convolved(x.requires_grad_(), weight.requires_grad_(), layer, (forward, maps, weights))
+    near(y, theirs)
+    g = normal(tuple(y.shape), "g")
+    for ours, right in zip(torch.autograd.grad(y, [x, weight], g), torch.autograd.grad(theirs, exact, g.double())):
+        near(ours, right)
 
 
 @pytest.mark.gpu
@@ -196,6 +216,28 @@ def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not takes(x, weight, dilation=(2, 2))
     assert not takes(OnGpu(64, 128, 8, 8), weight, groups=2)
     assert not takes(torch.zeros(64, 64, 8, 8), weight)
+
+
+def test_where_layers_in_bfloat16_leave_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the kernels: tensors say that they lie on a GPU, autocast that it is on, and Triton that it is there."""
+    taken = object()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(half, "_autocast", lambda input: True)
+    monkeypatch.setattr(_conv_cuda, "triton", object())
+    monkeypatch.setattr(_conv_cuda, "convolved", lambda *how: taken)
+
+    def ours(x: Tensor, **how: Any) -> object:
+        conv = nn.Conv2d(64, 64, 3, padding=1, bias=False, **how).to(memory_format=torch.channels_last)
+        return half._ours(conv, x, conv.weight, conv.padding)
+    x = turned(torch.zeros(4, 64, 8, 8))
+    assert ours(x) is taken
+    assert ours(x, padding_mode="reflect") is None
+    assert ours(turned(torch.zeros(257, 64, 8, 8))) is None                            # scoring
+    plain = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    assert half._ours(plain, x.contiguous(), plain.weight, plain.padding) is None
+    with differentiable_twice():                                                       # FedMix: they have no second derivative
+        assert ours(x) is None
+    assert torch.vmap(lambda one: one + (ours(x) is None), randomness="same")(torch.zeros(2)).tolist() == [1, 1]
 
 
 @pytest.mark.gpu

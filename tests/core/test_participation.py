@@ -263,18 +263,27 @@ def test_what_a_part_sees_when_it_chooses():
 
 
 @pytest.mark.parametrize(("choose", "said"), [
-    (lambda s, drawn: None, r"'choose' of part 'mine' must return the numbers of up to 3 clients, as a list. Got NoneType instead. Is a"),
-    (lambda s, drawn: [0.0, 1.0], r"must return the numbers of up to 3 clients, as a list. Got list"),
-    (lambda s, drawn: s.p, r"must return the numbers of up to 3 clients, as a list. Got a tensor of shape"),
+    (lambda s, drawn: None, r"'choose' of part 'mine' must return the numbers of up to 3 clients, as a list .*Got NoneType instead. Is a"),
+    (lambda s, drawn: [0, 1.0], r"must return the numbers of up to 3 clients, as a list .*Got float in it instead"),
+    (lambda s, drawn: [*torch.tensor([0, 1])], r"of whole numbers \(of a tensor, its .tolist\(\)\)\. Got a tensor of shape \(\) in it"),
+    (lambda s, drawn: [True, False], r"Got bool in it instead"),
+    (lambda s, drawn: s.p, r"must return the numbers of up to 3 clients, as a list .*Got a tensor of shape \(6,\) instead"),
     (lambda s, drawn: [], r"must return different clients of s.ids, 1 to 3 of them, as the run has .*: there are none of them\."),
     (lambda s, drawn: [0, 1, 2, 3], r"there are 4 of them"),
-    (lambda s, drawn: [0, 0, 99], r"99 is none of s.ids; 0 stands there twice\."),
+    (lambda s, drawn: [0, 0, 99], r"99 is none of s.ids; 0 stands there more than once\."),
 ])
 def test_a_wrong_choice_is_refused(choose, said):
     fed = tiny_federation([choosing(choose)], sizes=(24,) * 6, participation=3)
     with pytest.raises(ConfigError, match=said):
         fed.round()
     assert fed.round_number == 0
+
+
+def test_where_nobody_has_samples_enough_nobody_is_asked():
+    """The sites that can be reached at the moment, say, are the small ones: they are idle, and it is not the part's fault."""
+    fed = tiny_federation([choosing(lambda s, drawn: s.ids[:1])], sizes=(24, 5, 3, 4), participation=2)
+    assert len(fed.cohort(1, [1, 2, 3])) == 2
+    assert fed.cohort(1, [0, 1, 2]) == [0]
 
 
 def test_fewer_and_a_tensor_will_do():

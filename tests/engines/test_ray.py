@@ -26,6 +26,7 @@ from consilience.engines.ray import Cluster, Crew, Lost, Plan, Ray, each_job
 from consilience.engines.ray.actor import Worker, versions
 from consilience.engines.ray.packing import pack, unpack
 from consilience.errors import ConfigError
+from consilience.loading import LOADED, load_file
 from consilience.metrics.accuracy import score_global, score_personal
 from consilience.parts import PARTS
 from consilience.parts.prox import Prox
@@ -69,6 +70,21 @@ def test_values_arrive_as_they_left():
     shared = unpack(packed, copy=False)["again"]
     assert shared.data_ptr() == packed.arrays[5].ctypes.data                     # in place
     assert unpack(packed, copy=True)["again"].data_ptr() != shared.data_ptr()
+
+
+def test_a_part_in_a_file_of_the_user_s_travels_with_its_code(tmp_path):
+    """Other machines have no such file, and Ray's workers of this one have not run it."""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom consilience import Part\n\ndef twice(x):\n    return 2 * x\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Part):\n    strength: float = 1.0\n    name = 'mine'\n"
+        "    def loss(self, v):\n        return twice(self.strength * v)\n")
+    module = load_file(str(tmp_path / "mine.py"), "a part")
+    packed = pack({"parts": [module.Mine(strength=3.0)]})
+    del sys.modules[module.__name__]
+    LOADED.pop(module.__name__)
+    part = unpack(packed, copy=False)["parts"][0]
+    assert part.loss(2.0) == 12.0
+    assert isinstance(part, Part)
 
 
 def test_how_many_workers(monkeypatch):

@@ -17,6 +17,7 @@ from consilience.federation.study import Outcome, best_of, inline, make_plan, re
 from consilience.federation.study_report import Report
 from consilience.parts.stack import parse_stack
 from consilience.runs.entries import make_entries
+from consilience.runs.files import DiskError
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,18 @@ def test_the_exit_code_says_whether_runs_failed(settings, tmp_path, monkeypatch,
     assert said.exit_code == code, said.output
     assert ("too few answered" in said.stdout) is failing
     assert (tmp_path / "study.json").is_file()
+
+
+def test_a_study_that_cannot_be_written_is_shown_and_not_said_to_be_there(settings, tmp_path, monkeypatch):
+    (tmp_path / "study.json").mkdir()
+    monkeypatch.setattr(study, "run_study", lambda plan, *rest: outcomes(plan))
+    monkeypatch.setattr(app_module, "read_settings", lambda app: settings)
+    monkeypatch.setattr(launch, "connect", lambda folder: (contextlib.nullcontext(), None))
+    command = ["federation", "study", "app", "--server", "server", "--candidate", "fedprox", "--tune", "2", "--out", str(tmp_path)]
+    said = CliRunner().invoke(app, command)
+    assert isinstance(said.exception, DiskError)
+    assert "fedprox" in said.stdout
+    assert "study.md" not in said.stdout
 
 
 @pytest.mark.parametrize(("privacy", "said"), [({}, 0), ({"privacy": {"epsilon": None}}, 0), ({"privacy": {"epsilon": 4.4}}, 1)])

@@ -287,6 +287,20 @@ def test_a_term_that_changes_nothing_where_nothing_travels_is_warned_of(parts, s
     assert [k for k in before if not torch.equal(before[k], after[k])] == []
 
 
+class Chooser(Part):
+    name = "chooser"
+
+    def choose(self, s, drawn):
+        return drawn
+
+
+def test_a_part_that_is_never_asked_whom_to_choose_is_warned_of():
+    """All clients take part by default, and its numbers would be FedAvg's under its name."""
+    said = cautions_of(tiny_federation([Chooser()]), 3)
+    assert said == ["chooser chooses the clients of a round, and all 4 take part in every round: nobody asks it. Set participation."]
+    assert cautions_of(tiny_federation([Chooser()], participation=3), 3) == []
+
+
 @pytest.mark.parametrize("alone", ["local", "apple", "fomo"])
 def test_no_part_of_ours_is_said_to_change_nothing(alone):
     """They refuse what they would be idle beside."""

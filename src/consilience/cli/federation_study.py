@@ -105,7 +105,7 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
         outcomes = run_study(plan, app, out_ / "runs", launcher, link, ear.hearing())
     report = Report(plan, outcomes)
     with printed_first() as write:
-        write(lambda: report.save(out_))
+        saved = write(lambda: report.save(out_))
         if as_json:
             print_json(report.document())
         else:
@@ -113,7 +113,7 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
                 if i:
                     sys.stdout.write("\n")
                 print_table(table, form)
-            if form == "text":
+            if form == "text" and saved:
                 out().print(f"\nRuns, study.json and study.md: {out_}")
         if any(outcome.failure for outcome in outcomes):        # the tables say which, and why
             raise typer.Exit(3)

@@ -49,17 +49,19 @@ def print_table(table: Table, form: str) -> None:
 
 
 @contextmanager
-def printed_first() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """For files that are written after long work: gives a function to call what writes them. Where the disk refuses, what the block
-    prints is printed all the same, and the error comes after it.
+def printed_first() -> Iterator[Callable[[Callable[[], object]], bool]]:
+    """For files that are written after long work: gives a function to call what writes them, which says whether it could. Where the disk
+    refuses, what the block prints is printed all the same, and the error comes after it.
     """
     refused: list[DiskError] = []
 
-    def write(act: Callable[[], object]) -> None:
+    def write(act: Callable[[], object]) -> bool:
         try:
             act()
+            return True
         except DiskError as error:
             refused.append(error)
+            return False
     try:
         yield write
     except typer.Exit:                        # runs that failed were said already

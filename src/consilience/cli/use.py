@@ -47,22 +47,19 @@ def predict(folder: Folder, data: Samples, client: Client = None, which: Which =
         raise ConfigError(f"Predictions are written to a .csv or .json file. Got {str(to)!r} instead.")
     document = predict_samples(folder, data, client=client, which=which, data_dir=_text(data_dir))
     with printed_first() as write:
-        written: list[Path] = []
-        if to is not None:
-            text = predictions_csv(document) if to.suffix == ".csv" else json.dumps(document, indent=1) + "\n"
-            write(lambda: written.append(_put(to, text)))
+        written = to is not None and write(lambda: _save(document, to))
         if as_json:
             print_json(document)
-        elif to is None or not written:             # what the disk refuses is not lost
+        elif not written:                           # what the disk refuses is not lost
             typer.echo(predictions_csv(document), nl=False)
         else:
             known = "" if document["accuracy"] is None else f"; {document['accuracy']:.3f} of those with a known label are right"
             out().print(f"{document['samples']} predictions in {to}{known}", markup=False)
 
 
-def _put(to: Path, text: str) -> Path:
+def _save(document: dict[str, Any], to: Path) -> None:
+    text = predictions_csv(document) if to.suffix == ".csv" else json.dumps(document, indent=1) + "\n"
     write_bytes(to, text.encode())
-    return to
 
 
 def onboard(folder: Folder, data: Samples,

@@ -289,6 +289,8 @@ class Federation:
         drawn = [ids[i] for i in rng.subset(rng.key(self.policy.seed, "cohort", round_number), len(ids), size)]
         for part in self.method.using("choose"):
             able = self._able(ids)
+            if not able:                                    # nobody would train, whoever is chosen
+                break
             view = replace(self.serve(part, "choose", able), round=round_number,
                            key=rng.key(self.policy.seed, part.name, "server", "choose", round_number))
             drawn = returned.chosen(part, part.choose(view, list(drawn)), {*able, *drawn}, size)

@@ -8,7 +8,6 @@ same but for zeros; the order of their sum is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -46,9 +45,8 @@ def _side(size: int, kernel: int, padding: int) -> Fold | None:
     return Fold(before, squares, front, back) if fits else None
 
 
-def folded(x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Fold, Fold], dtype: torch.dtype,
-           convolve: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.conv2d) -> Tensor:
-    """The convolution, computed in `dtype` by `convolve`. Its maps have their channels side by side."""
+def folded(x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Fold, Fold], dtype: torch.dtype) -> Tensor:
+    """The convolution, computed in `dtype`. Its maps have their channels side by side."""
     rows, columns = fold
     n, channels, height, width = x.shape
     room = x.new_zeros((n, rows.squares, columns.squares, STRIDE, STRIDE, CHANNELS), dtype=dtype)
@@ -58,7 +56,7 @@ def folded(x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Fold, Fol
     kernel = F.pad(weight.to(dtype), (columns.front, columns.back, rows.front, rows.back, 0, CHANNELS - channels))
     out, _, *taps = kernel.shape
     kernel = kernel.reshape(out, CHANNELS, taps[0] // STRIDE, STRIDE, taps[1] // STRIDE, STRIDE).permute(0, 2, 4, 3, 5, 1)
-    return convolve(_with_channels(room), _with_channels(kernel), bias)
+    return F.conv2d(_with_channels(room), _with_channels(kernel), bias)
 
 
 def _with_channels(squares: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ class _Ready:
                 return _stem_cuda.convolved(self, input, ready.get("weight", self.weight).to(torch.bfloat16))
             fold = fold_of(self, *input.shape[-2:]) if _folds(self, input) else None
             if fold is not None:
-                return folded(input, ready.get("weight", self.weight), bias, fold, torch.bfloat16, _convolve)
+                return folded(input, ready.get("weight", self.weight), bias, fold, torch.bfloat16)
             ours = _ours(self, input, ready.get("weight", self.weight), self.padding) if bias is None else None
             if ours is not None:
                 return ours
@@ -205,12 +205,6 @@ def _ours(conv: nn.Conv2d, input: Tensor, weight: Tensor, padding: Any) -> Tenso
         return None
     found = _conv_cuda.ways_of(input, weight, conv.stride, padding, conv.dilation, conv.groups)
     return None if found is None else _conv_cuda.convolved(input, weight, *found)
-
-
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A convolution that was folded: no stride, no padding."""
-    found = _conv_cuda.ways_of(x, weight, (1, 1), (0, 0), (1, 1), 1) if bias is None and not transformed() else None
-    return F.conv2d(x, weight, bias) if found is None else _conv_cuda.convolved(x, weight, *found)
 
 
 READY: dict[type, type] = {kind: type(kind.__name__, (_Ready, kind), {"__doc__": kind.__doc__}) for kind in _KINDS}

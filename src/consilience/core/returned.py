@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import math
+from collections import Counter
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -14,8 +16,8 @@ from ..tree import Flat, Tree
 from .part import Batch, Model, Part, Phase
 
 
-def refuse(part: str, hook: str, wanted: str, given: Any) -> ConfigError:
-    """The error for something of another kind than wanted."""
+def refuse(part: str, hook: str, wanted: str, given: Any, where: str = "") -> ConfigError:
+    """The error for something of another kind than wanted; `where` says that it is but a piece of what was returned."""
     if torch.is_tensor(given):
         got = f"a tensor of shape {tuple(given.shape)}"
     elif isinstance(given, tuple) and not hasattr(given, "_fields"):
@@ -23,7 +25,7 @@ def refuse(part: str, hook: str, wanted: str, given: Any) -> ConfigError:
     else:
         got = type(given).__name__
     missing = " Is a return missing?" if given is None else ""
-    return ConfigError(f"The hook {hook!r} of part {part!r} must return {wanted}. Got {got} instead.{missing}")
+    return ConfigError(f"The hook {hook!r} of part {part!r} must return {wanted}. Got {got}{where} instead.{missing}")
 
 
 def two(part: Part, hook: str, given: Any, first: str, second: str) -> tuple[Any, Any]:
@@ -58,8 +60,12 @@ def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str) -> N
             wrong.append(f"{path!r} is no tensor")
         elif shape != expected[path]:
             wrong.append(f"{path!r} has the shape {tuple(shape)}, not {tuple(expected[path] or ())}")
+    raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
+
+
+def _first(wrong: list[str]) -> str:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {'; '.join(wrong[:3])}{more}.")
+    return f"{'; '.join(wrong[:3])}{more}"
 
 
 def weights(part: Part, given: Any, p: Tensor) -> Tensor:
@@ -71,16 +77,20 @@ def weights(part: Part, given: Any, p: Tensor) -> Tensor:
 
 def chosen(part: Part, given: Any, there: Set[int], size: int) -> list[int]:
     """The clients of a round: different ones, of those that are there, no more than the run has in a round."""
-    numbers = given.tolist() if torch.is_tensor(given) and given.dim() == 1 else given
-    if not isinstance(numbers, (list, tuple)) or not all(type(i) is int for i in numbers):
-        raise refuse(part.name, "choose", f"the numbers of up to {size} clients, as a list", given)
-    wrong = [*(f"{i} is none of s.ids" for i in sorted({*numbers} - there)),
-             *(f"{i} stands there twice" for i in sorted({i for i in numbers if numbers.count(i) > 1})),
+    numbers = given.tolist() if torch.is_tensor(given) and given.dim() == 1 and not given.is_floating_point() else given
+    wanted = f"the numbers of up to {size} clients, as a list of whole numbers (of a tensor, its .tolist())"
+    if not isinstance(numbers, (list, tuple)):
+        raise refuse(part.name, "choose", wanted, given)
+    for number in numbers:
+        if type(number) is not int:
+            raise refuse(part.name, "choose", wanted, number, " in it")
+    times = Counter(numbers)
+    wrong = [*(f"{i} is none of s.ids" for i in sorted(times.keys() - there)),
+             *(f"{i} stands there more than once" for i in sorted(i for i, n in times.items() if n > 1)),
              *([f"there are {len(numbers) or 'none'} of them"] if not 1 <= len(numbers) <= size else [])]
     if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"The hook 'choose' of part {part.name!r} must return different clients of s.ids, 1 to {size} of them, as the "
-                          f"run has in a round ('participation'): {'; '.join(wrong[:3])}{more}.")
+                          f"run has in a round ('participation'): {_first(wrong)}.")
     return sorted(numbers)
 
 
@@ -109,29 +119,30 @@ def released(part: Part, given: Any, uploads: dict[str, Tree], model: Model) -> 
 def accounted(part: Part, given: Any, so_far: dict[str, Any]) -> tuple[dict[str, Any], Tree]:
     """An entry of a round's record, joined to those of other parts, and server state."""
     said, server = two(part, "account", given, "an entry of the round's record ({} for none)", "its server state (s.server)")
-    entry = "an entry of the round's record, as a dictionary of numbers, words and lists of them"
     if not isinstance(said, dict):
-        raise refuse(part.name, "account", entry, said)
-    for path, value in _values(said):
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise refuse(part.name, "account", f"{entry}, and {path!r} must be one of these (of a tensor, say, its .item())", value)
+        raise refuse(part.name, "account", _ENTRY, said)
+    _check_entry(part, said)
     for key in said.keys() & so_far.keys():
         raise ConfigError(f"The hook 'account' of part {part.name!r} records {key!r}, which another part of the stack records already. "
                           "Give it another name.")
     return {**so_far, **said}, tensors(part, "account", server, "server tensors")
 
 
-def _values(entry: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What a record would hold, by its place there; a key that is no word stands for its own wrong value."""
-    if isinstance(entry, dict):
-        for key, value in entry.items():
-            here = f"{path}/{key}" if path else f"{key}"
-            yield from _values(value, here) if isinstance(key, str) else [(here, (key,))]
-    elif isinstance(entry, (list, tuple)):
-        for number, value in enumerate(entry):
-            yield from _values(value, f"{path}/{number}")
-    else:
-        yield path, entry
+_ENTRY = "an entry of the round's record, as a dictionary of numbers, words and lists of them"
+
+
+def _check_entry(part: Part, entry: Any, path: str = "") -> None:
+    """Refuse what a record, which is JSON, cannot hold."""
+    if isinstance(entry, (dict, list, tuple)):
+        for key, value in entry.items() if isinstance(entry, dict) else enumerate(entry):
+            if isinstance(entry, dict) and not isinstance(key, str):
+                raise refuse(part.name, "account", f"{_ENTRY}, with words for names", key, f" for the name {key!r}")
+            _check_entry(part, value, f"{path}/{key}" if path else f"{key}")
+    elif entry is not None and not isinstance(entry, (bool, int, float, str)):
+        raise refuse(part.name, "account", f"{_ENTRY}, and {path!r} must be one of these (of a tensor, say, its .item())", entry)
+    elif isinstance(entry, float) and not math.isfinite(entry):
+        raise ConfigError(f"The hook 'account' of part {part.name!r} must return {_ENTRY}, and {path!r} is {entry}, which a record cannot "
+                          "hold. Return None where there is no number.")
 
 
 def planned(part: Part, given: Any, steps: int) -> Tree:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerView:
-    """What a part may read on the server. `ids` are the clients that uploaded, in ascending order."""
+    """What a part may read on the server. `ids` are the clients that uploaded, in `choose` those that may be chosen, in ascending order."""
 
     stage: str
     shared: Tree

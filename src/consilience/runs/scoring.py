@@ -133,6 +133,9 @@ def too_late(parts: Iterable[Part], rounds: int) -> list[str]:
 def cautions_of(fed: Federation, rounds: int) -> list[str]:
     """What a user should know of a method before the first of so many rounds, whatever the samples are."""
     out = too_late(fed.method.parts, rounds)
+    if fed.policy.cohort_size(fed.size) == fed.size:
+        out += [f"{part.name} chooses the clients of a round, and all {fed.size} take part in every round: nobody asks it. Set "
+                "participation." for part in fed.method.using("choose")]
     out += [f"{part.name} {said}" for part in fed.method.parts if (said := part.caution(fed.spec))]
     if not fed.spec.trained and any(fed.method.using(hook) for hook in ("loss", "correction")):      # v.travelling is empty there
         out += [f"{name} adds to the loss what depends on nothing that is trained, so that it changes nothing here: nothing of the model "

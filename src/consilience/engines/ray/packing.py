@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import warnings
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from ray import cloudpickle
 from torch import Tensor, nn
+
+from ...loading import LOADED
 
 
 class Packed(NamedTuple):
@@ -32,9 +35,13 @@ class _Place(NamedTuple):
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """Takes the tensors out. Classes of the user's own script travel by value, as Ray has it."""
+    """Takes the tensors out. Classes of the user's own script travel by value, as Ray has it, and so do those of files of the user's own,
+    which other processes have not run and other machines may not have.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
+        for name in LOADED.keys() & sys.modules.keys():
+            cloudpickle.register_pickle_by_value(sys.modules[name])
         super().__init__(file)
         self.arrays: list[np.ndarray] = []
         self._known: dict[int, _Place] = {}
