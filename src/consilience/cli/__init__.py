@@ -109,7 +109,7 @@ def main() -> None:
         code = stop.code if isinstance(stop, SystemExit) else 130         # typer turns Ctrl-C into an exit with 130
         if code not in STOPPED:
             raise
-        err().print("Stopped. Run the same command again to go on.")
+        err().print("Stopped. Run the same command again to resume.")
         sys.exit(code)
     except BrokenPipeError:
         sys.exit(0)
