@@ -89,10 +89,11 @@ MUTATIONS = (
              "return active if True else active |",
              f"{COMPOSED}::test_fedrep_and_fedbr_step_their_adversary_in_the_base_phase_only"),
     # gradient before grad
-    Mutation("corrections bend SAM's shift", "core/step.py", "            out = part.gradient(view, step.grad_at)\n",
+    Mutation("corrections bend SAM's shift", "core/step.py", "            given = part.gradient(view, step.grad_at)\n",
              "            def corrected(params):\n                g = step.grad_at(params)\n"
              "                return step.correct(g)\n"
-             "            out = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
+             "            given = part.gradient(view, corrected)\n",
+             f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
     # declared corrections
     Mutation("pulls on what the phase does not train", "core/correction.py", "[k for k in keys if k in flat]", "flat",
              "parts/test_correction.py::test_what_the_phase_does_not_train_stays_and_is_not_in_the_loss"),
@@ -203,8 +204,8 @@ MUTATIONS = (
     Mutation("momentum survives the round", "core/client.py", 'optimiser=homes["optimiser"] or fed.still,',
              'optimiser=homes["optimiser"] or getattr(slot, "optimiser", fed.still),',
              f"{REFERENCE}::test_fedavg_with_momentum_decay_and_batchnorm"),
-    Mutation("a part's plan depends on its partners", "core/federation.py", "self.round_number, kind, p.name), self.spec, sizes)",
-             "self.round_number, kind, len(self.method.parts)), self.spec, sizes)", ALONE, "idle_partners and mixup"),
+    Mutation("a part's plan depends on its partners", "core/federation.py", "self.round_number, kind, p.name)\n",
+             "self.round_number, kind, len(self.method.parts))\n", ALONE, "idle_partners and mixup"),
     Mutation("draws do not depend on the client", "core/federation.py",
              'rng.key(self.policy.seed, "step", number, self.round_number, kind)',
              'rng.key(self.policy.seed, "step", self.round_number, kind)', f"{RULES}::test_draws_belong_to_client_round_and_step"),
