@@ -180,13 +180,13 @@ MUTATIONS = (
              "optimiser.update(self.policy, params, g, slot.optimiser[step.phase.name], torch.tensor(self.policy.lr))",
              f"{RULES}::test_learning_rate_lives_on_the_device"),
     # bfloat16, as far as a CPU shows it; what the kernels do is for `make test-kernels`
-    Mutation("a kernel cut for another map", "core/half.py",
+    Mutation("a kernel cut for another map", "layers/bfloat16.py",
              '            if seen.reach != cut:\n                return {}, seen.reach\n', "",
-             "core/test_half.py::test_maps_of_another_size_have_the_whole_kernel"),
-    Mutation("a cut kernel's gradient is lost", "core/half.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
-             "core/test_half.py::test_kernels_larger_than_their_maps_are_cut"),
-    Mutation("a folded kernel that begins in the midst of a square", "core/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
-             "core/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
+             "layers/test_bfloat16.py::test_maps_of_another_size_have_the_whole_kernel"),
+    Mutation("a cut kernel's gradient is lost", "layers/bfloat16.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
+             "layers/test_bfloat16.py::test_kernels_larger_than_their_maps_are_cut"),
+    Mutation("a folded kernel that begins in the midst of a square", "layers/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
+             "layers/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
     # frozen models are asked once a round
     Mutation("answers of the first step's samples in every step", "core/step.py",
              "slot.places.index_select(0, slot.counter)[0]", "slot.places[0]",
@@ -320,8 +320,8 @@ MUTATIONS = (
     Mutation("frozen parameters thaw on their way", "engines/_plan.py", "requires_grad=trains)", "requires_grad=True)",
              "engines/test_plain.py::test_frozen_parameters_stay_frozen_in_workers"),
     # kernels of our own choice
-    Mutation("pooling forgets its layout", "core/pooling.py", "        return out.contiguous()\n", "        return out\n",
-             "core/test_pooling.py::test_same_numbers_and_strides"),
+    Mutation("pooling forgets its layout", "layers/pooling.py", "        return out.contiguous()\n", "        return out\n",
+             "layers/test_pooling.py::test_same_numbers_and_strides"),
     Mutation("large numbers are taken for infinite", "tree.py", "        if bool(sums):\n            return sums\n",
              "        return sums\n", "test_tree.py::test_all_finite"),
     # privacy
