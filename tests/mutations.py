@@ -213,6 +213,12 @@ MUTATIONS = (
     Mutation("the core imports a part", "core/population.py", "from .task import Task, task_named\n",
              "from .task import Task, task_named\n\n\ndef _default() -> object:\n    from ..parts.prox import Prox\n    return Prox()\n",
              f"{STRUCTURE}::test_imports_point_one_way"),
+    Mutation("a kernel knows the round", "kernels/reach.py", "class Span(",
+             "def _round():\n    from ..core import round\n    return round\n\n\nclass Span(",
+             f"{STRUCTURE}::test_imports_point_one_way"),
+    Mutation("the core holds a kernel", "core/task.py", "DICE_EPS =",
+             "def _jit(kernel):\n    import triton\n    return triton.jit(kernel)\n\n\nDICE_EPS =",
+             f"{STRUCTURE}::test_kernels_have_rooms_of_their_own"),
     # the papers' own numbers
     Mutation("FFA's variance over clients divided by M − 1", "parts/ffa.py", "lambda x: x.var(0, unbiased=False)", "lambda x: x.var(0)",
              "parts/test_ffa.py::test_variance_over_clients_by_hand"),
