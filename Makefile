@@ -4,9 +4,7 @@ VENV := .venv
 OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 
-KERNELS = tests/core/test_stages.py tests/core/test_bias.py tests/core/test_norms.py tests/core/test_groups_twice.py tests/core/test_descent.py tests/core/test_pooling.py \
-    tests/core/test_stem.py tests/core/test_conv_cuda.py tests/core/test_loss_cuda.py tests/core/test_record_cuda.py tests/core/test_usable.py tests/parts/test_ffa_cuda.py tests/parts/test_fused.py \
-    tests/data/test_batch_kernels.py
+KERNELS = tests/kernels tests/layers tests/parts/kernels tests/core/test_descent.py
 
 .PHONY: setup demo test test-federation test-kernels test-oldest lint clean
 

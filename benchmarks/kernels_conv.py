@@ -6,7 +6,7 @@
 bfloat16, channels_last. `alone`: one stream; `ten`: ten streams, each with tensors and a CUDA graph of its own, launched together, as
 clients that train beside each other: that is what counts. Microseconds of one operation, the median of a few replays. Every candidate is
 compared with PyTorch's convolution in float32 and, twice, with itself; one that is wrong is named and not timed. The best by `ten` is
-shown, and at the end the entries of `_conv_cuda.TAKEN` that won by more than 3 %.
+shown, and at the end the entries of `small_conv.TAKEN` that won by more than 3 %.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "consilience"
-for name, folder in (("consilience", SOURCE), ("consilience.core", SOURCE / "core")):      # without what the package itself imports
+for name, folder in (("consilience", SOURCE), ("consilience.kernels", SOURCE / "kernels")):      # without what the package itself imports
     package = types.ModuleType(name)
     package.__path__ = [str(folder)]
     sys.modules.setdefault(name, package)
 
-from consilience.core import _conv_cuda as ours  # noqa: E402
-from consilience.core._conv_cuda import PASSES, Layer, Tiles  # noqa: E402
+from consilience.kernels import small_conv as ours  # noqa: E402
+from consilience.kernels.small_conv import PASSES, Layer, Tiles  # noqa: E402
 
 STREAMS, REPEATED, REPLAYS, IN_A_ROW = 10, 20, 5, 3
 WON = 0.97

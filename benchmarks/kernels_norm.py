@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from consilience import rng
-from consilience.core import _groups_cuda, _norms_cuda
+from consilience.kernels import batch_norm, group_norm
 
 PASSES, REPLAYS = 20, 10
 RESNET = [(64, 64, 8, 8), (64, 128, 4, 4), (64, 256, 2, 2), (64, 512, 1, 1), (64, 64, 16, 16), (64, 64, 32, 32)]
@@ -60,14 +60,14 @@ def maps(shape: tuple[int, ...], name: str, dtype: torch.dtype, layout: torch.me
 def batch(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format) -> str:
     norm = nn.BatchNorm2d(shape[1]).cuda()
     x, add = maps(shape, "x", dtype, layout), maps(shape, "add", dtype, layout)
-    leaves, usual = [x, add, norm.weight, norm.bias], _norms_cuda.ALONE
+    leaves, usual = [x, add, norm.weight, norm.bias], batch_norm.ALONE
     plain = time_of(lambda: F.relu(norm(x) + add), leaves)
-    chosen = "shared" if _norms_cuda._Geometry(x, _norms_cuda.TILE).shared else "alone"
+    chosen = "shared" if batch_norm._Geometry(x, batch_norm.TILE).shared else "alone"
     times = {}
     for way, alone in (("alone", 1 << 40), ("shared", 0)):
-        _norms_cuda.ALONE = alone
-        times[way] = time_of(lambda: _norms_cuda.norm_relu(norm, x, add, True), leaves)
-    _norms_cuda.ALONE = usual
+        batch_norm.ALONE = alone
+        times[way] = time_of(lambda: batch_norm.norm_relu(norm, x, add, True), leaves)
+    batch_norm.ALONE = usual
     both = "".join(f"{t:11.1f}{'*' if way == chosen else ' '}" for way, t in times.items())
     return f"{plain:12.1f}{both}{plain / times[chosen]:9.2f}"
 
@@ -76,7 +76,7 @@ def group(shape: tuple[int, ...], layout: torch.memory_format) -> str:
     norm, x = nn.GroupNorm(8, shape[1]).cuda(), maps(shape, "x", torch.float32, layout)
     leaves = [x, norm.weight, norm.bias]
     plain = time_of(lambda: norm(F.relu(x)), leaves)
-    ours = time_of(lambda: _groups_cuda.relu_norm(norm, x), leaves)
+    ours = time_of(lambda: group_norm.relu_norm(norm, x), leaves)
     return f"{plain:12.1f}{ours:11.1f}*{'':12s}{plain / ours:9.2f}"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from consilience.core import _linear_cuda, _stage_cuda
+from consilience.kernels import linear, stage
 
 CALLS = 40
 STAGES = {"DBE stage 1": (10, 1, 28, 32, 5), "DBE stage 2": (10, 32, 12, 64, 5), "MOON stage 1": (128, 3, 32, 6, 5),
@@ -48,7 +48,7 @@ def microseconds(act: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) / 5 / CALLS * 1e6
 
 
-def stage(name: str) -> dict[str, Callable[[], Any]]:
+def stage_calls(name: str) -> dict[str, Callable[[], Any]]:
     n, c, side, co, k = STAGES[name]
     torch.manual_seed(0)
     x, w, b = torch.randn(n, c, side, side, device="cuda"), torch.randn(co, c, k, k, device="cuda") * 0.1, torch.randn(co, device="cuda")
@@ -58,28 +58,28 @@ def stage(name: str) -> dict[str, Callable[[], Any]]:
     shape = (n * ph * ph, c, side, side, ph, ph, co, k, 0)
     place = torch.randint(0, 5, g.shape, device="cuda", dtype=torch.uint8)
     plain = lambda: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)
-    ours = lambda: _stage_cuda.conv_relu_pool(x, w, b, 0)
+    ours = lambda: stage.conv_relu_pool(x, w, b, 0)
     out = {"theirs forward": plain, "theirs both": lambda: torch.autograd.grad(plain(), leaves, g),
            "forward": ours, "both": lambda: torch.autograd.grad(ours(), leaves, g),
-           "weights": lambda: _stage_cuda._weights_gradient(x, g, place, w, *shape)}
+           "weights": lambda: stage._weights_gradient(x, g, place, w, *shape)}
     if c not in (1, 3):
-        out["inputs"] = lambda: _stage_cuda._inputs_gradient(x, g, place, w, *shape)
+        out["inputs"] = lambda: stage._inputs_gradient(x, g, place, w, *shape)
     return out
 
 
-def linear(name: str) -> dict[str, Callable[[], Any]]:
+def linear_calls(name: str) -> dict[str, Callable[[], Any]]:
     m, n, k = LINEAR[name]
     x, w, b = (torch.randn(*s, device="cuda", requires_grad=True) for s in ((m, k), (n, k), (n,)))
     g = torch.randn(m, n, device="cuda")
     plain = lambda: F.relu(F.linear(x, w, b))
-    ours = lambda: _linear_cuda.linear(x, w, b, True)
+    ours = lambda: linear.linear(x, w, b, True)
     return {"theirs forward": plain, "theirs both": lambda: torch.autograd.grad(plain(), (x, w, b), g),
             "forward": ours, "both": lambda: torch.autograd.grad(ours(), (x, w, b), g)}
 
 
 def choices(module: Any, kind: str) -> list[tuple[str, dict[str, int]]]:
     """Which function of a module says the blocks, and what it might say."""
-    if module is _linear_cuda:
+    if module is linear:
         grid = ((16, 32), (16, 32), (64, 128, 256), (4,)) if kind == "forward" else ((16, 32), (16, 32, 64), (32, 64), (4,))
         where = "forward_blocks" if kind == "forward" else "backward_blocks"
     else:
@@ -90,12 +90,12 @@ def choices(module: Any, kind: str) -> list[tuple[str, dict[str, int]]]:
 
 def attempt(job: tuple[str, str, dict[str, int]], timed: bool) -> float | None:
     name, kind, how = job
-    module = _stage_cuda if name in STAGES else _linear_cuda
+    module = stage if name in STAGES else linear
     where = choices(module, kind)[0][0]
     before = getattr(module, where)
     setattr(module, where, lambda *a: how)
     try:
-        act = (stage if name in STAGES else linear)(name)[kind]
+        act = (stage_calls if name in STAGES else linear_calls)(name)[kind]
         if timed:
             return microseconds(act)
         act()
@@ -118,7 +118,7 @@ def search(only: str | None, names: tuple[str, ...]) -> None:
         for kind in kinds:
             if only and kind != only:
                 continue
-            module = _stage_cuda if name in STAGES else _linear_cuda
+            module = stage if name in STAGES else linear
             width = LINEAR[name][1] if name in LINEAR else 4 * STAGES[name][3]
             for _, how in choices(module, kind):
                 if how["BN"] <= max(16, 2 * width - 1) and how["BM"] * how["BK"] <= 1 << 13:
@@ -140,7 +140,7 @@ def main() -> None:
     args.add_argument("--no-linear", action="store_true")
     given = args.parse_args()
     for name in (*STAGES, *LINEAR):
-        acts = (stage if name in STAGES else linear)(name)
+        acts = (stage_calls if name in STAGES else linear_calls)(name)
         print(name, {kind: round(microseconds(act), 1) for kind, act in acts.items()}, flush=True)
     if given.search:
         search(given.only, (*STAGES, *(() if given.no_linear else LINEAR)))

@@ -10,8 +10,8 @@ has the steps alone; the other methods' loops are the whole method: clients star
 averaged, and what the method does once a round is done (FedFM's anchors, SCAFFOLD's variates). Ratios are medians over turns;
 1.00 means that the machinery costs nothing.
 
-The product computes convolution, ReLU and pooling together (core/stages.py) and pools other contiguous maps with a faster kernel than
-PyTorch's own layer chooses (core/pooling.py). The first column is against the loop as a person writes it; the second gives that loop
+The product computes convolution, ReLU and pooling together (layers/stages.py) and pools other contiguous maps with a faster kernel than
+PyTorch's own layer chooses (layers/pooling.py). The first column is against the loop as a person writes it; the second gives that loop
 our layers too, so that nothing but the machinery differs.
 """
 
@@ -29,11 +29,11 @@ from torch import nn
 from consilience import rng
 from consilience.core.federation import Federation
 from consilience.core.policy import Policy
-from consilience.core.pooling import pool_swiftly
 from consilience.core.population import Population
-from consilience.core.stages import compute_together
 from consilience.data import as_float
 from consilience.engines import Sequential
+from consilience.layers.pooling import pool_swiftly
+from consilience.layers.stages import compute_together
 from consilience.models import make
 from consilience.parts import parse_stack
 

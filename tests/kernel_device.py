@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from consilience.core import _norms_cuda
+from consilience.kernels import batch_norm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 COMPILED = os.environ.get("COMPILE_KERNELS_FOR") is not None
@@ -17,7 +17,7 @@ DEVICE = "cpu" if ON_HOST else "cuda"
 
 
 def needs_kernels() -> None:
-    if _norms_cuda.triton is None:
+    if batch_norm.triton is None:
         pytest.skip("Triton is not installed")
     if not ON_HOST:
         needs_cuda()

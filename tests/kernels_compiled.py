@@ -1,6 +1,6 @@
 """A plugin for pytest: kernels are compiled for a GPU, and not launched.
 
-    COMPILE_KERNELS_FOR=80,90 python -m pytest -p kernels_compiled -m 'gpu or not gpu' tests/core/test_norms.py …
+    COMPILE_KERNELS_FOR=80,90 python -m pytest -p kernels_compiled -m 'gpu or not gpu' tests/kernels …
 
 The interpreter takes what no compiler does: types that do not fit, values that are not known in time, more shared memory than there is.
 So every launch of the kernels' tests, at its true sizes, is compiled down to machine code for these compute capabilities; Triton brings

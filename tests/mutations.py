@@ -92,7 +92,8 @@ MUTATIONS = (
     Mutation("corrections bend SAM's shift", "core/step.py", "            given = part.gradient(view, step.grad_at)\n",
              "            def corrected(params):\n                g = step.grad_at(params)\n"
              "                return step.correct(g)\n"
-             "            given = part.gradient(view, corrected)\n", f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
+             "            given = part.gradient(view, corrected)\n",
+             f"{COMPOSED}::test_sam_wraps_the_objective_and_corrections_come_after"),
     # declared corrections
     Mutation("pulls on what the phase does not train", "core/correction.py", "[k for k in keys if k in flat]", "flat",
              "parts/test_correction.py::test_what_the_phase_does_not_train_stays_and_is_not_in_the_loss"),
@@ -179,13 +180,13 @@ MUTATIONS = (
              "optimiser.update(self.policy, params, g, slot.optimiser[step.phase.name], torch.tensor(self.policy.lr))",
              f"{RULES}::test_learning_rate_lives_on_the_device"),
     # bfloat16, as far as a CPU shows it; what the kernels do is for `make test-kernels`
-    Mutation("a kernel cut for another map", "core/half.py",
+    Mutation("a kernel cut for another map", "layers/bfloat16.py",
              '            if seen.reach != cut:\n                return {}, seen.reach\n', "",
-             "core/test_half.py::test_maps_of_another_size_have_the_whole_kernel"),
-    Mutation("a cut kernel's gradient is lost", "core/half.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
-             "core/test_half.py::test_kernels_larger_than_their_maps_are_cut"),
-    Mutation("a folded kernel that begins in the midst of a square", "core/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
-             "core/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
+             "layers/test_bfloat16.py::test_maps_of_another_size_have_the_whole_kernel"),
+    Mutation("a cut kernel's gradient is lost", "layers/bfloat16.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
+             "layers/test_bfloat16.py::test_kernels_larger_than_their_maps_are_cut"),
+    Mutation("a folded kernel that begins in the midst of a square", "layers/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
+             "layers/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
     # frozen models are asked once a round
     Mutation("answers of the first step's samples in every step", "core/step.py",
              "slot.places.index_select(0, slot.counter)[0]", "slot.places[0]",
@@ -212,6 +213,12 @@ MUTATIONS = (
     Mutation("the core imports a part", "core/population.py", "from .task import Task, task_named\n",
              "from .task import Task, task_named\n\n\ndef _default() -> object:\n    from ..parts.prox import Prox\n    return Prox()\n",
              f"{STRUCTURE}::test_imports_point_one_way"),
+    Mutation("a kernel knows the round", "kernels/reach.py", "class Span(",
+             "def _round():\n    from ..core import round\n    return round\n\n\nclass Span(",
+             f"{STRUCTURE}::test_imports_point_one_way"),
+    Mutation("the core holds a kernel", "core/task.py", "DICE_EPS =",
+             "def _jit(kernel):\n    import triton\n    return triton.jit(kernel)\n\n\nDICE_EPS =",
+             f"{STRUCTURE}::test_kernels_have_rooms_of_their_own"),
     # the papers' own numbers
     Mutation("FFA's variance over clients divided by M − 1", "parts/ffa.py", "lambda x: x.var(0, unbiased=False)", "lambda x: x.var(0)",
              "parts/test_ffa.py::test_variance_over_clients_by_hand"),
@@ -319,8 +326,8 @@ MUTATIONS = (
     Mutation("frozen parameters thaw on their way", "engines/_plan.py", "requires_grad=trains)", "requires_grad=True)",
              "engines/test_plain.py::test_frozen_parameters_stay_frozen_in_workers"),
     # kernels of our own choice
-    Mutation("pooling forgets its layout", "core/pooling.py", "        return out.contiguous()\n", "        return out\n",
-             "core/test_pooling.py::test_same_numbers_and_strides"),
+    Mutation("pooling forgets its layout", "layers/pooling.py", "        return out.contiguous()\n", "        return out\n",
+             "layers/test_pooling.py::test_same_numbers_and_strides"),
     Mutation("large numbers are taken for infinite", "tree.py", "        if bool(sums):\n            return sums\n",
              "        return sums\n", "test_tree.py::test_all_finite"),
     # privacy

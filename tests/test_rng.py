@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience import _rng_cuda, rng
+from consilience import rng
+from consilience.kernels import hashing
 
 seeds = st.integers(0, 2**63 - 1)
 words = st.lists(st.one_of(st.text(alphabet="abcxyz", min_size=1, max_size=6), st.integers(0, 10**6)), max_size=4)
@@ -207,8 +208,8 @@ def test_the_kernel_folds_one_key_and_one_number_alone(monkeypatch):
     each = torch.vmap(lambda k: rng.fold(k, 3))
     wanted_each, wanted_rows = each(keys), rng.uniform(keys[:1], (1,))
     asked = []
-    monkeypatch.setattr(_rng_cuda, "usable", lambda keys: not torch._C._functorch.is_batchedtensor(keys))
-    monkeypatch.setattr(_rng_cuda, "fold", lambda key, number, constants: asked.append(number) or key)
+    monkeypatch.setattr(hashing, "usable", lambda keys: not torch._C._functorch.is_batchedtensor(keys))
+    monkeypatch.setattr(hashing, "fold", lambda key, number: asked.append(number) or key)
     for case, want in zip(cases, wanted):
         assert torch.equal(rng.fold(*case), want)
     assert torch.equal(each(keys), wanted_each)
@@ -221,16 +222,16 @@ def test_the_kernel_folds_one_key_and_one_number_alone(monkeypatch):
 
 
 def test_which_keys_the_kernels_read(monkeypatch):
-    assert not _rng_cuda.usable(rng.key(0))
-    monkeypatch.setattr(_rng_cuda, "triton", object())
+    assert not hashing.usable(rng.key(0))
+    monkeypatch.setattr(hashing, "triton", object())
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
     keys = rng.keys(7, each=range(4))
-    assert _rng_cuda.usable(keys)
-    assert _rng_cuda.usable(keys[2])
-    assert not _rng_cuda.usable(keys[::2])
-    assert not _rng_cuda.usable(keys[:1].expand(1 << 16))
+    assert hashing.usable(keys)
+    assert hashing.usable(keys[2])
+    assert not hashing.usable(keys[::2])
+    assert not hashing.usable(keys[:1].expand(1 << 16))
     behind = []
-    torch.vmap(lambda k: behind.append(_rng_cuda.usable(k)) or k)(keys)
+    torch.vmap(lambda k: behind.append(hashing.usable(k)) or k)(keys)
     assert behind == [False]
 
 

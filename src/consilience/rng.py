@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _rng_cuda
+from .kernels import hashing
+from .kernels.hashing import HASH_CONSTANTS
 
 
 def _signed(x: int) -> int:
@@ -22,9 +23,7 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >= (1 << 63) else x
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-HASH_CONSTANTS = (_GOLDEN, _MIX_1, _MIX_2)
+_GOLDEN, _MIX_1, _MIX_2 = HASH_CONSTANTS
 _ALL = 1 << 64
 _GOLDEN_U, _MIX_1U, _MIX_2U = (np.uint64(c % _ALL) for c in HASH_CONSTANTS)
 _U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -90,8 +89,8 @@ def number(*words: str | int) -> int:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (an int, or an int64 tensor)."""
-    if _rng_cuda.folds(key, number):
-        return _rng_cuda.fold(key, number, HASH_CONSTANTS)
+    if hashing.folds(key, number):
+        return hashing.fold(key, number)
     if isinstance(number, int) and _readable(key):
         return torch.tensor(_mix_int(int(key.numpy()) * _GOLDEN + number), dtype=torch.int64)
     return _mix(key * _GOLDEN + number)
@@ -105,8 +104,8 @@ def key(base: int | Tensor, *words: str | int) -> Tensor:
 
 def bits(key: Tensor, n: int) -> Tensor:
     """n int64 with all 64 bits random."""
-    if key.dim() == 0 and _rng_cuda.usable(key):
-        return _rng_cuda.draw(key, n, False, HASH_CONSTANTS)
+    if key.dim() == 0 and hashing.usable(key):
+        return hashing.draw(key, n, False)
     if n <= _SMALL and _readable(key):
         return torch.from_numpy(_draw_array(key.numpy(), n))
     return _mix(key + (torch.arange(n, device=key.device) + 1) * _GOLDEN)
@@ -114,8 +113,8 @@ def bits(key: Tensor, n: int) -> Tensor:
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers in (0, 1), never 0 and never 1."""
-    if key.dim() == 0 and _rng_cuda.usable(key):
-        return _rng_cuda.draw(key, math.prod(shape), True, HASH_CONSTANTS).reshape(tuple(shape))
+    if key.dim() == 0 and hashing.usable(key):
+        return hashing.draw(key, math.prod(shape), True).reshape(tuple(shape))
     return (_shift(bits(key, math.prod(shape)), 41).float() + 0.5).div(1 << 23).reshape(tuple(shape))
 
 
@@ -148,7 +147,7 @@ def keys(base: int | Tensor, *words: str | int, each: Iterable[str | int]) -> Te
 def shuffles(keys: Tensor, n: int) -> Tensor:
     """permutation(keys[i], n) for every i: (keys, n). Where the keys lie, so on a GPU when they do."""
     if keys.device.type != "cpu":
-        drawn = (_rng_cuda.draw(keys, n, False, HASH_CONSTANTS) if _rng_cuda.usable(keys)
+        drawn = (hashing.draw(keys, n, False) if hashing.usable(keys)
                  else _mix(keys[:, None] + (torch.arange(n, device=keys.device) + 1) * _GOLDEN))
         return drawn.argsort(dim=1, stable=True)
     draws = _draw_array(keys.numpy(), n)

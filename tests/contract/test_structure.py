@@ -81,11 +81,13 @@ def _ours(path: Path) -> set[str]:
     return {name.split(".")[1] for name in _imports(path) if name.startswith("consilience.")}
 
 
-BASE = {"tree", "rng", "errors", "options", "memory"}
-MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "_rng_cuda.py": set(), "rng.py": {"_rng_cuda"}, "memory.py": set(),
+BASE = {"tree", "rng", "errors", "options", "memory", "channels_last"}
+MAY_IMPORT = {"errors.py": set(), "tree.py": set(), "channels_last.py": set(), "rng.py": {"kernels"}, "memory.py": set(),
               "cuda_start.py": set(), "blame.py": set(), "loading.py": {"blame", "errors"}, "options.py": {"errors"},
-              "core": BASE | {"core"}, "privacy": BASE | {"privacy"},
-              "parts": BASE | {"_rng_cuda", "core", "loading", "parts", "privacy"},
+              # what kernels may not know: rng, which calls them; models, methods, rounds
+              "kernels": {"channels_last", "errors", "kernels"}, "layers": {"channels_last", "kernels", "layers"},
+              "core": BASE | {"core", "kernels", "layers"}, "privacy": BASE | {"privacy"},
+              "parts": BASE | {"core", "kernels", "loading", "parts", "privacy"}, "parts/kernels": {"kernels", "parts", "tree"},
               "engines": BASE | {"blame", "core", "engines", "loading"},
               # joins a run with Flower, so it stands above runs
               "engines/flower": BASE | {"core", "data", "engines", "federation", "metrics", "models", "parts", "runs"}}
@@ -94,7 +96,7 @@ BELOW_RUNS = ("data", "models", "metrics")
 
 @pytest.mark.parametrize("layer", MAY_IMPORT)
 def test_imports_point_one_way(layer: str) -> None:
-    """tree, rng ← core ← parts; core ← engines."""
+    """kernels ← rng; kernels ← layers ← core ← parts; core ← engines."""
     files = [ROOT / layer] if layer.endswith(".py") else sorted((ROOT / layer).rglob("*.py"))
     assert files
     for path in files:
@@ -116,6 +118,26 @@ def test_data_models_and_metrics_know_no_parts_and_no_runs(layer: str) -> None:
     for path in sorted((ROOT / layer).rglob("*.py")):
         wrong = _ours(path) & {"parts", "engines", "runs", "report", "cli", "recipes"}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+KERNELS = ("kernels", "parts/kernels")
+
+
+def test_kernels_have_rooms_of_their_own() -> None:
+    """Triton is used nowhere else, and kernels of parts see no part: neither parts nor the core hold kernels."""
+    for path in sorted(ROOT.rglob("*.py")):
+        where = str(path.relative_to(ROOT).parent)
+        if where in KERNELS:
+            wrong = [n for n in _imports(path) if n.startswith("consilience.parts.") and not n.startswith("consilience.parts.kernels.")]
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+        else:
+            assert not [n for n in _imports(path) if n.split(".")[0] == "triton"], path.relative_to(ROOT)
+
+
+def test_kernels_of_a_part_stand_under_its_name() -> None:
+    """And `fused` is what they share."""
+    files = {p.stem for p in (ROOT / "parts" / "kernels").glob("*.py")} - {"__init__", "fused"}
+    assert [f for f in sorted(files) if f.split("_")[0] not in NAMES] == []
 
 
 ONLY_IN = {"dp_accounting": "privacy/accountant", "flwr": "engines/flower", "ray": "engines/ray", "typer": "cli"}
@@ -150,8 +172,11 @@ def test_what_takes_long_to_import_is_imported_where_it_is_used(library: str) ->
     assert library not in _imported_by_a_run()
 
 
+CORE = sorted(path for folder in ("core", "kernels", "layers") for path in (ROOT / folder).glob("*.py"))      # and what it stands on
+
+
 def test_core_reads_and_writes_no_files() -> None:
-    for path in sorted((ROOT / "core").glob("*.py")):
+    for path in CORE:
         wrong = {n.split(".")[0] for n in _imports(path)} & {"os", "io", "json", "pathlib", "pickle", "shutil", "yaml", "sklearn"}
         assert not wrong, f"{path.name} imports {sorted(wrong)}"
         assert not [n for n in ast.walk(ast.parse(path.read_text()))
@@ -162,7 +187,7 @@ def test_core_knows_no_part_by_name() -> None:
     """No string in core equals the name of a part or of a preset."""
     from consilience.parts.presets import PRESETS
     words = (set(PARTS) | set(PRESETS)) - {"local", "cosine"}      # also a BatchNorm policy, and a schedule
-    for path in sorted((ROOT / "core").glob("*.py")):
+    for path in CORE:
         found = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         assert not found & words, f"{path.name}: {sorted(found & words)}"
 

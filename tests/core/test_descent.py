@@ -1,4 +1,4 @@
-"""SGD by gradients as they came: one kernel for all tensors, and what is out of reach of its maps moved many steps at once.
+"""Runs whose steps descend by gradients as they came, with kernels (`kernels/test_sgd.py`) and without: the same numbers.
 
 The kernels need a CUDA device, or Triton's interpreter: `make test-kernels`.
 """
@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from consilience import rng, tree
-from consilience.core import _descent_cuda, half
-from consilience.core._descent_cuda import Move, descend, note, rest
 from consilience.core.client import LocalWork
 from consilience.core.correction import Correction
 from consilience.core.diagnose import without_effect
@@ -26,11 +24,13 @@ from consilience.core.layout import Layout
 from consilience.core.method import Method
 from consilience.core.part import Part, Phase
 from consilience.core.policy import Policy
-from consilience.core.reach import Reach, Span
 from consilience.core.slot import Slot
 from consilience.engines.sequential import Sequential
 from consilience.engines.slots import Slots
 from consilience.errors import NonFiniteError
+from consilience.kernels import sgd
+from consilience.kernels.reach import Reach
+from consilience.layers import bfloat16
 from consilience.parts import PARTS
 from consilience.parts.cm import Cm
 from consilience.parts.ditto import Ditto
@@ -39,184 +39,6 @@ from consilience.parts.prox import Prox
 from consilience.parts.scaffold import Scaffold
 from consilience.testing import largest_difference, state_of, tiny_population, trial
 from kernel_device import COMPILED, DEVICE, INTERPRETED, ON_HOST, needs_cuda, needs_kernels
-
-MIDDLE, CORNER = Reach(Span(1, 2, 0), Span(1, 2, 0)), Reach(Span(1, 3, 0), Span(0, 2, 0))
-ROUNDING = 2.0**-7 if INTERPRETED else 2.0**-8          # to bfloat16; the interpreter cuts off
-STRENGTH = 0.3                                         # of pulls
-FORMS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
-
-def here(numbers: Tensor) -> Tensor:
-    return numbers.to(DEVICE)
-
-
-def normal(name: str, shape: tuple[int, ...]) -> Tensor:
-    return rng.normal(rng.key(0, name), shape).to(DEVICE)
-
-
-# the kernels
-
-@pytest.mark.gpu
-def test_two_steps_by_hand() -> None:
-    """p = 2, g = 1, η = 0.5, decay 0.5, momentum 0.5. First m = 1 + 0.5·2 = 2 and p = 2 − 1 = 1;
-    then m = 0.5·2 + 1 + 0.5·1 = 2.5 and p = 1 − 1.25 = −0.25. All of it exact in bfloat16."""
-    needs_kernels()
-    if COMPILED:
-        pytest.skip("needs a launch")
-    p, m, copy = torch.tensor([2.0], device=DEVICE), torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE, dtype=torch.bfloat16)
-    move = Move(p, m, torch.ones(1, device=DEVICE, dtype=torch.bfloat16), copy, None)
-    lr = torch.tensor(0.5, device=DEVICE)
-    seen = []
-    for _ in range(2):
-        descend([move], lr, 0.5, 0.5, 0.0, here)
-        seen.append((p.item(), m.item(), copy.item()))
-    assert seen == [(1.0, 2.0, 1.0), (-0.25, 2.5, -0.25)]
-
-
-@pytest.mark.gpu
-def test_two_steps_with_what_parts_declare_by_hand() -> None:
-    """As before, with 0.5 added and a pull of 0.5 to 1. First m = 1 + 0.5 + 0.5·(2 − 1) + 0.5·2 = 3 and p = 2 − 1.5 = 0.5; then
-    m = 0.5·3 + 1 + 0.5 + 0.5·(0.5 − 1) + 0.5·0.5 = 3 and p = 0.5 − 1.5 = −1. The squared distances are 1 and 0.25, and the losses of
-    places 0 and 1 get a quarter of them."""
-    needs_kernels()
-    if COMPILED:
-        pytest.skip("needs a launch")
-    p, m, more, target = (torch.tensor([x], device=DEVICE) for x in (2.0, 0.0, 0.5, 1.0))
-    copy = torch.zeros(1, device=DEVICE, dtype=torch.bfloat16)
-    move = Move(p, m, torch.ones(1, device=DEVICE, dtype=torch.bfloat16), copy, None, more, target)
-    lr, losses, counter = (torch.tensor(x, device=DEVICE) for x in (0.5, [10.0, 20.0, 30.0], [0]))
-    seen = []
-    for _ in range(2):
-        away = descend([move], lr, 0.5, 0.5, 0.5, here)
-        counter += 1
-        note(away, 0.25, losses, counter)
-        seen.append((p.item(), m.item(), copy.item()))
-    assert seen == [(0.5, 3.0, 0.5), (-1.0, 3.0, -1.0)]
-    assert losses.tolist() == [10.25, 20.0625, 30.0]
-
-
-@pytest.mark.gpu
-def test_three_steps_out_of_reach_by_hand() -> None:
-    """Of a 3×3 kernel at p = 4 the middle alone is in reach; η = 0.5, no decay, no momentum. With 1 added and a pull of 0.5 to 2:
-    4 − 0.5·(1 + 0.5·2) = 3, 3 − 0.5·(1 + 0.5·1) = 2.25, 2.25 − 0.5·(1 + 0.5·0.25) = 1.6875. Eight numbers are 2, 1 and 0.25 away from
-    their target before each step: sums of squares of 32, 8 and 0.5, for the last three of four losses."""
-    needs_kernels()
-    if COMPILED:
-        pytest.skip("needs a launch")
-    p, more, target = (torch.full((1, 1, 3, 3), x, device=DEVICE) for x in (4.0, 1.0, 2.0))
-    lr, losses, counter = torch.tensor(0.5, device=DEVICE), torch.zeros(4, device=DEVICE), torch.tensor([4], device=DEVICE)
-    away = rest([Move(p, None, p, None, MIDDLE, more, target)], lr, 0.0, 0.0, 0.5, here, 3)
-    note(away, 0.25, losses, counter)
-    assert p.flatten().tolist() == [1.6875] * 4 + [4.0] + [1.6875] * 4
-    assert losses.tolist() == [0.0, 8.0, 2.0, 0.125]
-
-
-def tensors() -> dict[str, tuple[tuple[int, ...], Reach | None, torch.dtype]]:
-    """Of sizes for every branch: whole and cut, more and fewer numbers than a program has, side by side as many as it has."""
-    return {"conv": ((5, 7, 3, 3), None, torch.bfloat16), "middle": ((70, 33, 3, 3), MIDDLE, torch.bfloat16),
-            "corner": ((6, 5, 3, 4), CORNER, torch.bfloat16),
-            "even": ((3, 2 * _descent_cuda.BLOCK, 3, 3), CORNER, torch.bfloat16), "linear": ((10, 600), None, torch.bfloat16),
-            "scale": ((64,), None, torch.float32), "wide": ((4, 3, 2, 2), None, torch.float32)}
-
-
-def declared_for(name: str, declares: str, p: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to a tensor and what it is pulled to: not all have either, and some lie otherwise than their parameter."""
-    add = normal("a" + name, tuple(p.shape)) if "add" in declares and name != "linear" else None
-    target = normal("t" + name, tuple(p.shape)) if "pull" in declares and name not in ("scale", "corner") else None
-    return add, target if target is None or name == "wide" else torch.empty_like(p).copy_(target)
-
-
-def moves_and_wanted(form: str, momentum: float, decay: float, lr: float,
-                     declares: str = "") -> tuple[list[Move], list[Tensor], list[Tensor]]:
-    """Moves, and what parameters and momenta should be after a step that reaches all of them."""
-    moves, params, momenta = [], [], []
-    for name, (shape, part, dtype) in tensors().items():
-        p, m, g = normal(name, shape), normal("m" + name, shape), normal("g" + name, shape)
-        if p.dim() == 4:
-            p, m, g = (t.contiguous(memory_format=FORMS[form]) for t in (p, m, g))
-        g = g.to(dtype)
-        if part is not None:
-            only = torch.zeros_like(g)
-            part.of(only).copy_(part.of(g))
-            g = only
-        arrived = g if part is None else part.of(g).clone()
-        add, target = declared_for(name, declares, p)
-        moves.append(Move(p.clone(), m.clone() if momentum else None, arrived, torch.zeros_like(arrived, dtype=torch.bfloat16), part,
-                          add, target))
-        slope = g.float() + decay * p + (0 if add is None else add) + (0 if target is None else STRENGTH * (p - target))
-        m = momentum * m + slope if momentum else slope
-        params.append(p - lr * m)
-        momenta.append(m)
-    return moves, params, momenta
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.1), (0.0, 0.1), (0.9, 0.0), (0.0, 0.0)])
-@pytest.mark.parametrize("declares", ["", "add", "pull", "add and pull"])
-def test_every_number_makes_its_step(form: str, momentum: float, decay: float, declares: str) -> None:
-    """And the distances from what is pulled to, of all numbers as they were before, are in the loss."""
-    needs_kernels()
-    moves, params, momenta = moves_and_wanted(form, momentum, decay, 0.1, declares)
-    before = [move.grad.clone() for move in moves]
-    apart = sum((move.param - move.target).square().sum() for move in moves if move.target is not None)
-    lr, losses, counter = torch.tensor(0.1, device=DEVICE), torch.ones(3, device=DEVICE), torch.tensor([2], device=DEVICE)
-    note(descend(moves, lr, decay, momentum, STRENGTH, here), 0.5, losses, counter)
-    note(rest(moves, lr, decay, momentum, STRENGTH, here, 1), 0.5, losses, counter)
-    torch.testing.assert_close(losses, torch.tensor([1.0, 1.0 + 0.5 * apart, 1.0], device=DEVICE), rtol=1e-5, atol=0.0)
-    for move, p, m, g in zip(moves, params, momenta, before):
-        torch.testing.assert_close(move.param, p, rtol=1e-5, atol=1e-6)
-        if momentum:
-            torch.testing.assert_close(move.momentum, m, rtol=1e-5, atol=1e-6)
-        reached = p if move.reach is None else move.reach.of(p)
-        torch.testing.assert_close(move.narrow.float(), reached, rtol=ROUNDING, atol=1e-6)      # type: ignore[union-attr]
-        assert torch.equal(move.grad, g)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize("declares", ["", "add", "pull", "add and pull"])
-def test_steps_out_of_reach_are_made_at_once(momentum: float, declares: str) -> None:
-    """Bit for bit what one after another gives; what is in reach stays."""
-    needs_kernels()
-    lr = torch.tensor(0.1, device=DEVICE)
-    once, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1, declares)
-    singly, _, _ = moves_and_wanted("channels_last", momentum, 0.1, 0.1, declares)
-    start = [move.param.clone() for move in once]
-    losses = torch.zeros(2, 5, device=DEVICE)
-    note(rest(once, lr, 0.1, momentum, STRENGTH, here, 5), 0.5, losses[0], torch.tensor([5], device=DEVICE))
-    for step in range(5):
-        note(rest(singly, lr, 0.1, momentum, STRENGTH, here, 1), 0.5, losses[1], torch.tensor([step + 1], device=DEVICE))
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0.0)
-    assert (losses > 0).all() if "pull" in declares else not losses.any()
-    for a, b, p in zip(once, singly, start):
-        assert torch.equal(a.param, b.param)
-        assert a.momentum is None or torch.equal(a.momentum, b.momentum)
-        if a.reach is None:
-            assert torch.equal(a.param, p)
-        else:
-            assert torch.equal(a.reach.of(a.param), a.reach.of(p))
-            assert not torch.equal(a.param, p)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("turn", [lambda g: g.t().contiguous().t(), lambda g: torch.cat([g, g])[1:11]], ids=["transposed", "begins amid"])
-def test_gradients_that_lie_otherwise(turn: Callable[[Tensor], Tensor]) -> None:
-    needs_kernels()
-    g = normal("g", (10, 7)).bfloat16()
-    wanted = turn(g)
-    p = normal("p", (10, 7))
-    moved = p.clone()
-    descend([Move(moved, None, wanted, None, None)], torch.tensor(0.5, device=DEVICE), 0.0, 0.0, 0.0, here)
-    torch.testing.assert_close(moved, p - 0.5 * wanted.float(), rtol=1e-6, atol=1e-6)
-
-
-def test_what_does_not_fill_its_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _descent_cuda.dense(torch.zeros(4, 4))
-    assert _descent_cuda.dense(torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
-    assert not _descent_cuda.dense(torch.zeros(4, 8)[:, ::2])
-    assert not _descent_cuda.dense(torch.zeros(9)[1:])
-    assert not _descent_cuda.usable([torch.zeros(4)])                  # not on a GPU
 
 
 def test_a_recording_has_room_for_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,13 +92,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     if COMPILED:
         pytest.skip("needs launches")
     if ON_HOST:
-        monkeypatch.setattr(_descent_cuda, "usable", lambda params: True)
+        monkeypatch.setattr(sgd, "usable", lambda params: True)
     if INTERPRETED:                                       # which cuts off what PyTorch rounds: so let both
-        monkeypatch.setattr(half, "narrowed", cutting_off)
-    monkeypatch.setattr(half, "SMALL", 0)
+        monkeypatch.setattr(bfloat16, "narrowed", cutting_off)
+    monkeypatch.setattr(bfloat16, "SMALL", 0)
 
 
-def cutting_off(weights: Iterable[Tensor], reaches: list[Reach | None], kept: list[Tensor | None], rounded: Any = half.narrowed) -> Any:
+def cutting_off(weights: Iterable[Tensor], reaches: list[Reach | None], kept: list[Tensor | None], rounded: Any = bfloat16.narrowed) -> Any:
     weights = list(weights)
     out = rounded(weights, reaches, kept)
     for weight, part, ready, narrow in zip(weights, reaches, kept, out):
@@ -305,7 +127,7 @@ def trained(fed: Federation, recorded: bool) -> Slot:
 def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often weights descended, those out of reach caught up, and weights and gradients were cast."""
     calls = {"descend": 0, "rest": 0, "cast": 0, "wide": 0}
-    descend, rest, cast = _descent_cuda.descend, _descent_cuda.rest, half.cast
+    descend, rest, cast = sgd.descend, sgd.rest, bfloat16.cast
 
     def counted(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -318,9 +140,9 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         if given:
             calls["cast" if dtype == torch.bfloat16 else "wide"] += 1
         return cast(given, dtype)
-    monkeypatch.setattr(_descent_cuda, "descend", counted("descend", descend))
-    monkeypatch.setattr(_descent_cuda, "rest", counted("rest", rest))
-    monkeypatch.setattr(half, "cast", counted_cast)
+    monkeypatch.setattr(sgd, "descend", counted("descend", descend))
+    monkeypatch.setattr(sgd, "rest", counted("rest", rest))
+    monkeypatch.setattr(bfloat16, "cast", counted_cast)
     return calls
 
 
@@ -329,7 +151,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_clients_round_is_the_same_with_and_without(kernels: None, monkeypatch: pytest.MonkeyPatch, policy: dict[str, object]) -> None:
     """One by one, recorded, and by gradients that are cast back. What is out of reach moves too: by its decay."""
     one, recorded = trained(federation([], **policy), False), trained(federation([], **policy), True)
-    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    monkeypatch.setattr(sgd, "usable", lambda params: False)
     plain = trained(federation([], **policy), False)
     start = federation([], **policy).model["params"]
     for slot in (recorded, plain):
@@ -422,8 +244,8 @@ def test_nobody_sees_a_personal_model_that_is_behind(kernels: None, monkeypatch:
 @pytest.mark.gpu
 def test_steps_that_are_put_off_hold_on_to_no_gradient(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Tensor]] = []
-    act = _descent_cuda.descend
-    monkeypatch.setattr(_descent_cuda, "descend", lambda moves, *how: held.extend(weakref.ref(m.grad) for m in moves) or act(moves, *how))
+    act = sgd.descend
+    monkeypatch.setattr(sgd, "descend", lambda moves, *how: held.extend(weakref.ref(m.grad) for m in moves) or act(moves, *how))
     fed = federation([])
     work = LocalWork(fed, 0, fed.client(0), [0], {})
     slot = fed.make_slot(work)
@@ -474,7 +296,7 @@ class Decay(Part):
 @pytest.mark.gpu
 def test_gradients_of_both_kinds_add_up(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = trained(federation([Decay()]), True)
-    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    monkeypatch.setattr(sgd, "usable", lambda params: False)
     theirs, without = trained(federation([Decay()]), False), trained(federation([]), False)
     for (key, a), b in zip(ours.model["params"].items(), theirs.model["params"].values()):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=key)
@@ -523,7 +345,7 @@ def test_every_part_trains_alike(kernels: None, monkeypatch: pytest.MonkeyPatch,
     if name == "dp":
         pytest.importorskip("dp_accounting")
     one, recorded = (trained(federation([trial(PARTS[name])]), together) for together in (False, True))
-    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    monkeypatch.setattr(sgd, "usable", lambda params: False)
     plain = trained(federation([trial(PARTS[name])]), False)
     for home in ("model", "personal", "scratch", "optimiser"):
         for a, b in tree.matched(getattr(one, home), getattr(recorded, home)):
@@ -541,7 +363,7 @@ STACKS: dict[str, list[Part]] = {"scaffold": [Scaffold()], "prox": [Prox(mu=5.0)
 def stirred(fed: Federation) -> Federation:
     """As if rounds had passed: whatever parts share and keep is not zero any more."""
     def drawn(name: str, home: tree.Tree) -> tree.Tree:
-        return tree.map(lambda t: torch.empty_like(t).copy_(0.1 * normal(name, tuple(t.shape))), home)
+        return tree.map(lambda t: torch.empty_like(t).copy_(0.1 * rng.normal(rng.key(0, name), tuple(t.shape))), home)
     fed.shared, state = drawn("shared", fed.shared), fed.client(0)
     fed.clients.put(0, replace(state, tensors={**state.tensors, "kept": drawn("kept", state.tensors["kept"])}))
     return fed
@@ -561,7 +383,7 @@ def test_declared_corrections_are_the_same_with_and_without(kernels: None, monke
     one, recorded = (trained(stirred(federation(STACKS[stack], **policy)), together) for together in (False, True))
     assert calls["descend"] == 2 * int(one.counter)
     assert calls["wide"] == 0
-    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    monkeypatch.setattr(sgd, "usable", lambda params: False)
     plain, without = trained(stirred(federation(STACKS[stack], **policy)), False), trained(federation([], **policy), False)
     for home in ("model", "personal", "optimiser"):
         for a, b in tree.matched(getattr(one, home), getattr(recorded, home)):
@@ -588,7 +410,7 @@ def test_the_loss_of_every_step_holds_the_distances_of_all_weights(kernels: None
             return 0.0
     asked, unasked = (trained(federation([part], lr=0.2), True) for part in (Asking(mu=20.0), Prox(mu=20.0)))
     torch.testing.assert_close(losses_of(asked), losses_of(unasked), rtol=1e-5, atol=0.0)
-    monkeypatch.setattr(_descent_cuda, "note", lambda *given: None)
+    monkeypatch.setattr(sgd, "note", lambda *given: None)
     bare = trained(federation([Prox(mu=20.0)], lr=0.2), True)
     torch.testing.assert_close(losses_of(unasked) - losses_of(bare), torch.stack(Asking.seen), rtol=1e-3, atol=1e-5)
     assert Asking.seen[-1] > 0.1
@@ -644,7 +466,7 @@ def test_more_than_the_kernel_adds_is_added_in_float32(kernels: None, monkeypatc
     calls = count(monkeypatch)
     one = trained(stirred(federation(parts)), True)
     assert calls["descend"] == 0
-    monkeypatch.setattr(_descent_cuda, "usable", lambda params: False)
+    monkeypatch.setattr(sgd, "usable", lambda params: False)
     assert all(torch.equal(a, b) for a, b in tree.matched(one.model, trained(stirred(federation(parts)), False).model))
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from consilience import rng
 from consilience.core.network import KeyedDropout, Network, staged
-from consilience.core.stages import Chain
+from consilience.layers.stages import Chain
 from consilience.parts.dann import Dann
 from consilience.parts.ntd import Ntd
 from consilience.testing import ReplayedSequential, differences, tiny_population

@@ -7,9 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consilience import rng
-from consilience.data import _transforms_cuda, from_arrays, geometry, load, transforms
+from consilience.data import from_arrays, geometry, load, transforms
 from consilience.data.dataset import Dataset
 from consilience.errors import ConfigError
+from consilience.kernels import batch
 
 EVERYTHING = [*transforms.STEPS, *transforms.NAMED, "crop+flip+normalise"]
 
@@ -296,8 +297,8 @@ def test_what_the_kernel_does_not_know_is_picked_in_pieces(monkeypatch):
         return transforms.make(text, dataset(**more)).gather(data.x, y, rows, counter, 4, rng.key(0), False)
 
     assert picked("none") is None                                    # the samples lie on the host
-    monkeypatch.setattr(_transforms_cuda, "usable", lambda x, samples: True)
-    monkeypatch.setattr(_transforms_cuda, "gather", lambda *args: "one kernel")
+    monkeypatch.setattr(batch, "usable", lambda x, samples: True)
+    monkeypatch.setattr(batch, "gather", lambda *args: "one kernel")
     for known in ("none", "normalise", "crop+flip+normalise", "flip(p=0.3)"):
         assert picked(known) == "one kernel"
     masks = torch.zeros(len(data.x), 12, 12, dtype=torch.uint8)

@@ -21,7 +21,8 @@ from consilience.engines._pool import Pool
 from consilience.engines.slots import Slots
 from consilience.engines.workers import Workers
 from consilience.models import MODELS, Built, make
-from consilience.parts import _fused, parse_stack
+from consilience.parts import parse_stack
+from consilience.parts.kernels import fused
 from consilience.testing import LAYOUT, ReplayedSequential, differences, largest_difference, tiny_population
 
 # Whether a model's samples keep apart in training: BatchNorm mixes them, dropout tosses coins by the label of a pass.
@@ -168,7 +169,7 @@ def test_a_known_gradient_is_not_multiplied_by_the_steps_own_one() -> None:
         seen: list[Tensor] = []
         twice = x.view_as(x)
         twice.register_hook(seen.append)
-        total = torch.zeros(()) + _fused.known(torch.tensor([6.0]), [twice], [three]) + 0.0         # as a step adds its terms
+        total = torch.zeros(()) + fused.known(torch.tensor([6.0]), [twice], [three]) + 0.0         # as a step adds its terms
         grad, = torch.autograd.grad(total, [x], start)
         assert (seen[0].data_ptr() == three.data_ptr()) == same
         assert float(grad) == 3.0 * float(start)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from . import _descent_cuda, optimiser
+from ..kernels import sgd
+from . import optimiser
 from .correction import Correction
 from .gradients import Gradients
 
@@ -19,7 +20,7 @@ def possible(step: Step) -> bool:
     program, hooks, own = step.program, step.hooks, step.corrections.values()
     return (program.network.half and program.policy.optimiser == "sgd" and not hooks["gradient"] and not hooks["grad"]
             and sum(bool(c.add) for c in own) <= 1 and sum(bool(c.target) for c in own) <= 1
-            and _descent_cuda.usable([step.model["params"][k] for k in step.phase.keys]))
+            and sgd.usable([step.model["params"][k] for k in step.phase.keys]))
 
 
 class Descent:
@@ -39,7 +40,7 @@ class Descent:
             moves = [move._replace(narrow=None) for move in moves]
         self.slot, self.strength = slot, pull.strength
         self.how = slot.lr, policy.weight_decay, policy.momentum, pull.strength, slot.table
-        self.away = _descent_cuda.descend(moves, *self.how)
+        self.away = sgd.descend(moves, *self.how)
         self.cut = [move._replace(grad=move.param, narrow=None) for move in moves if move.reach is not None]     # gradients need not wait
         # where the next pass looks at what is out of reach, or what a part declares may be another in the next step
         self.at_once = network.reads_kernels or any(
@@ -60,7 +61,7 @@ class Descent:
                 self.slot.settle()
 
     def _catch_up(self, steps: int) -> None:
-        self._note(_descent_cuda.rest(self.cut, *self.how, steps))
+        self._note(sgd.rest(self.cut, *self.how, steps))
 
     def _note(self, away: Tensor | None) -> None:
-        _descent_cuda.note(away, 0.5 * self.strength, self.slot.losses, self.slot.counter)
+        sgd.note(away, 0.5 * self.strength, self.slot.losses, self.slot.counter)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.sgd import Move
+from ..layers.bfloat16 import Arrived, widened
 from ..tree import Flat
-from ._descent_cuda import Move
-from .half import Arrived, widened
 
 
 class Gradients(NamedTuple):

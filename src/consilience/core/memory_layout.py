@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..channels_last import turned
 from .policy import Policy
 from .population import Population
-from .turned import turned
 
 WIDE = 64               # input channels from which on cuDNN's kernels for channels side by side are the faster ones
 

@@ -13,15 +13,15 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import rng, tree
 from ..errors import ConfigError
+from ..kernels import sgd
+from ..kernels.derivatives import differentiable_twice
+from ..kernels.reach import Reach
+from ..layers.bfloat16 import Arrived, Together
+from ..layers.pooling import pool_swiftly
+from ..layers.stages import compute_together, in_turn
+from ..layers.watch import Watch
 from ..tree import Flat
-from . import _descent_cuda
-from .half import Arrived, Together
-from .listeners import differentiable_twice
 from .part import Model
-from .pooling import pool_swiftly
-from .reach import Reach
-from .readers import Watch
-from .stages import compute_together, in_turn
 
 NORMS = (nn.modules.batchnorm._NormBase,)
 _DROPOUTS = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}   # type -> leading dims with own coins
@@ -282,7 +282,7 @@ class Network:
     def _watched(self, model: Model, x: Tensor, key: KeySource) -> bool:
         """Whether the module's own code reads kernels that are cut, in a pass as of training. Its layers have theirs laid ready then."""
         cut = [] if self._weights is None else self._weights.cut_kernels()
-        if not (cut and _descent_cuda.usable(cut)):     # else no step of theirs is put off, and nobody can see one that is behind
+        if not (cut and sgd.usable(cut)):     # else no step of theirs is put off, and nobody can see one that is behind
             return False
         self._watch = watch = Watch(cut)
         try:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import memory, rng, tree
+from ..channels_last import turned
 from .part import Phase
 from .policy import Policy
 from .population import Population, RowTable
-from .turned import turned
 
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
 ON_DEVICE = 4096                              # orders of at least so many samples are drawn on the GPU that holds the data

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..channels_last import turned
 from ..errors import ConfigError
+from ..kernels.record import record
 from ..tree import Flat, Tree
 from . import correction, descent, optimiser, returned
-from ._record_cuda import record
 from .correction import Correction
 from .declared import own_tensors
 from .gradients import Gradients
@@ -25,7 +26,6 @@ from .recall import trace_of
 from .slot import Slot
 from .step_view import StepView
 from .task import Task
-from .turned import turned
 
 __all__ = ["Pass", "Program", "Step", "StepView"]
 

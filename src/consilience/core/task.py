@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import unknown
-from . import _loss_cuda
+from ..kernels import loss
 
 DICE_EPS = 1e-5
 NAMES = ("classification", "segmentation")
@@ -45,8 +45,8 @@ def task_named(name: str) -> Task:
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """F.cross_entropy(logits, target), in one kernel forward and one backward where there are such."""
-    if _loss_cuda.usable(logits, target):
-        return _loss_cuda.CrossEntropy.apply(logits, target)
+    if loss.usable(logits, target):
+        return loss.CrossEntropy.apply(logits, target)
     return F.cross_entropy(logits, target)
 
 

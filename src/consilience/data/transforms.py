@@ -18,8 +18,9 @@ from torch import Tensor
 
 from .. import options, rng
 from ..errors import ConfigError, unknown
+from ..kernels import batch
 from ..options import option
-from . import _transforms_cuda, geometry
+from . import geometry
 from .dataset import Dataset
 from .federated import as_float
 from .shifts import split_plus
@@ -241,9 +242,9 @@ class Pipeline:
 
     def __call__(self, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
         fused = self.fused(key is not None)
-        if fused is not None and _transforms_cuda.usable(x):
+        if fused is not None and batch.usable(x):
             own = rng.key(key, WORD) if key is not None and fused.draws else x        # without a draw nobody looks at it
-            return _transforms_cuda.run(x, own, fused), y
+            return batch.run(x, own, fused), y
         numbers = sum(s.draws for s in self.steps) if key is not None else 0
         u = rng.uniform(rng.key(key, WORD), (numbers, len(x))) if key is not None and numbers else x.new_zeros(0)
         at = 0
@@ -257,14 +258,14 @@ class Pipeline:
             x = step.run(x, own)
         return as_float(x, y, None)
 
-    def fused(self, drawing: bool) -> _transforms_cuda.Usual | None:
+    def fused(self, drawing: bool) -> batch.Usual | None:
         """What the kernel is told, where it knows the steps."""
         if self.usual is None:
             return None
         crop, flip, normalise = self.usual
         if not drawing:
             crop = flip = None
-        return _transforms_cuda.Usual(crop.pad if crop else 0, crop is not None and crop.mode == "reflect", flip.p if flip else None,
+        return batch.Usual(crop.pad if crop else 0, crop is not None and crop.mode == "reflect", flip.p if flip else None,
                                       normalise.mean if normalise else (), normalise.std if normalise else ())
 
     def gather(self, x: Tensor, y: Tensor, index: Tensor, counter: Tensor, size: int, key: Tensor | None,
@@ -273,10 +274,10 @@ class Pipeline:
         kernel; without a key as in evaluation. None where there is no kernel for these steps and samples.
         """
         fused = self.fused(key is not None)
-        if fused is None or not _transforms_cuda.usable(x, size) or y.dim() != 1 or not y.is_contiguous() or not index.is_contiguous():
+        if fused is None or not batch.usable(x, size) or y.dim() != 1 or not y.is_contiguous() or not index.is_contiguous():
             return None
-        source = _transforms_cuda.Source(y, index, counter, rng.number(WORD))
-        return _transforms_cuda.gather(x, size, x if key is None else key, fused, source, channels_last)
+        source = batch.Source(y, index, counter, rng.number(WORD))
+        return batch.gather(x, size, x if key is None else key, fused, source, channels_last)
 
 
 STEPS: dict[str, type[Step]] = {s.name: s for s in (Nothing, Raw, Normalise, Crop, Flip, Rotate, QuarterTurn, Cutout)}

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ..core.norms import norm_relu
 from ..errors import ConfigError
+from ..layers.norms import norm_relu
 from ..options import option
 from .architecture import Need, Projected
 

@@ -17,7 +17,7 @@ from ..core.step import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree
-from . import _anchors_cuda
+from .kernels import anchors as kernel
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Anchors(Part):
     def loss(self, v: StepView) -> Any:
         anchor, weight, h = v.scratch["anchor"], v.scratch["weight"], v.features
         if self.mode == "guide":
-            if _anchors_cuda.usable(h, anchor):
-                return _anchors_cuda.guide(h, anchor, v.scratch["absent"], weight, v.batch.target)
+            if kernel.usable(h, anchor):
+                return kernel.guide(h, anchor, v.scratch["absent"], weight, v.batch.target)
             near = torch.addmm(v.scratch["absent"], F.normalize(h), anchor.T)
             return F.cross_entropy(near, v.batch.target, weight=weight, reduction="sum") / len(h)      # soft labels too
         return (as_probabilities(v.batch.target, v.spec.classes) * weight * self._distances(h, anchor)).sum(1).mean()

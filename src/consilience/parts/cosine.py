@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.part import Part, Spec
 from ..options import option
-from . import _cosine_cuda
+from .kernels import cosine as kernel
 
 
 class CosineHead(nn.Module):
@@ -26,8 +26,8 @@ class CosineHead(nn.Module):
         self.tau = tau
 
     def forward(self, u: Tensor) -> Tensor:
-        if _cosine_cuda.usable(u, self.weight):
-            return _cosine_cuda.cosines(u, self.weight, 1 / self.tau)
+        if kernel.usable(u, self.weight):
+            return kernel.cosines(u, self.weight, 1 / self.tau)
         return F.linear(F.normalize(u), F.normalize(self.weight)) / self.tau
 
 

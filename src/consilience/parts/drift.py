@@ -13,7 +13,7 @@ from ..core.part import Part
 from ..core.step import StepView
 from ..core.task import as_probabilities
 from ..options import option
-from . import _drift_cuda
+from .kernels import drift as kernel
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Drift(Part):
     def _in_one(self, v: StepView) -> tuple[Tensor, Tensor] | None:
         """Both terms by one kernel, where it can."""
         now = v.trace.logits
-        if not _drift_cuda.usable(now):
+        if not kernel.usable(now):
             return None
         received, previous = v.forward(v.received, v.batch.x).logits, v.forward(v.previous, v.batch.x).logits
-        return _drift_cuda.both(now, v.batch.target, received, previous, v.first, self.margin / self.tau, self.weight, 1 / self.drift_tau,
+        return kernel.both(now, v.batch.target, received, previous, v.first, self.margin / self.tau, self.weight, 1 / self.drift_tau,
                                 self.margin_in_reg, self.first == "uniform")
 
     def main_loss(self, v: StepView) -> Any:

@@ -18,7 +18,8 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Tree
-from . import _ffa_cuda, _mixing
+from . import _mixing
+from .kernels import ffa as kernel
 
 EPS = 1e-6
 
@@ -100,8 +101,8 @@ class Ffa(Part):
         if not v.train or len(x) < 2 or point not in v.shared["variance"]:
             return x
         over, old, left = v.shared["variance"][point], v.scratch["stats"][point], v.scratch["left"][point]
-        if _ffa_cuda.usable(x):                                       # it reads and writes both types
-            return _ffa_cuda.jitter(x, v.unfolded(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
+        if kernel.usable(x):                                       # it reads and writes both types
+            return kernel.jitter(x, v.unfolded(point), over, old, left, self.p, self.momentum, self.sharing, self.unbiased, EPS)
         x, correction = in_float32(x), int(self.unbiased)
         var, mean = torch.var_mean(x, (2, 3), correction=correction)
         now = torch.stack([mean, (var + EPS).sqrt()])                 # statistic × sample × channel

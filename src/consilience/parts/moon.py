@@ -15,8 +15,8 @@ from ..core.layout import Layout
 from ..core.part import Part, Spec
 from ..core.step import StepView
 from ..options import option
-from . import _moon_cuda
 from ._reasons import OWN_MODEL
+from .kernels import moon as kernel
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Moon(Part):
     def loss(self, v: StepView) -> Any:
         at = self.point(v.spec.layout)
         z, received, previous = v.trace.before[at], v.forward(v.received, v.batch.x).before[at], v.forward(v.previous, v.batch.x).before[at]
-        if _moon_cuda.usable(z, received, previous):
-            return _moon_cuda.contrast(z, received, previous, v.first, self.mu, self.tau)
+        if kernel.usable(z, received, previous):
+            return kernel.contrast(z, received, previous, v.first, self.mu, self.tau)
         near, far = F.cosine_similarity(z, received), F.cosine_similarity(z, previous)
         return self.mu * torch.where(v.first, 0.0, F.softplus((far - near) / self.tau).mean())

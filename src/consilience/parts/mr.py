@@ -17,7 +17,7 @@ from ..core.server import ServerView
 from ..core.step import StepView
 from ..options import option
 from ..tree import Tree
-from . import _mr_cuda
+from .kernels import mr as kernel
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Mr(Part):
     def _in_one(self, v: StepView) -> tuple[Tensor, Tensor, Tensor] | None:
         """Mean, steps and loss by one kernel, where it can."""
         z, mean = v.trace.before[self.point(v.spec.layout)], v.scratch["mean"]
-        if self.bias_correct or not _mr_cuda.usable(z, mean):
+        if self.bias_correct or not kernel.usable(z, mean):
             return None
-        return _mr_cuda.regularise(z, mean, v.shared["mean"], v.scratch["steps"], self.momentum, self.strength)
+        return kernel.regularise(z, mean, v.shared["mean"], v.scratch["steps"], self.momentum, self.strength)
 
     def track(self, v: StepView) -> Tree:
         done = v.once("step", lambda: self._in_one(v))

@@ -28,7 +28,7 @@ def _discover() -> dict[str, type[Part]]:
     package = __name__.rpartition(".")[0]
     found: dict[str, type[Part]] = {}
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if info.name not in _NOT_PARTS and not info.name.startswith("_"):
+        if not info.ispkg and info.name not in _NOT_PARTS and not info.name.startswith("_"):
             found.update(_parts_of(importlib.import_module(f"{package}.{info.name}")))
     return dict(sorted(found.items()))
 

@@ -1,0 +1,100 @@
+"""Pooling at the speed of the memory. The same numbers as PyTorch's; on CPUs backward too, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kernels import max_pool
+from ..kernels.derivatives import transformed, twice
+
+FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
+
+
+class _Pooled(torch.autograd.Function):
+    """PyTorch's CPU kernel compares one number at a time in contiguous maps, and a vector of channels in channels_last.
+
+    So maps are turned round for the comparison alone, and the result turned back: an element keeps its value and the place
+    of the largest element in its window is a number within the map, whatever the layout.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
+        out, place = torch.ops.aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *window)
+        ctx.save_for_backward(x, place)
+        ctx.window = window
+        return out.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, place = ctx.saved_tensors
+        back = torch.ops.aten.max_pool2d_with_indices_backward(grads[0].contiguous(), x, *ctx.window, place.contiguous())
+        return back, *([None] * len(ctx.window))
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """PyTorch's layer with a faster way for contiguous maps in the memory of the host, and for channels_last on a GPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.return_indices or torch.jit.is_tracing() or transformed():
+            return super().forward(input)
+        if max_pool.usable(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode):
+            return max_pool.max_pool(input, self.kernel_size, self.stride, self.padding)          # type: ignore[arg-type]
+        if not _pays(input):
+            return super().forward(input)
+        return _Pooled.apply(input, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
+
+
+class _Averaged(torch.autograd.Function):
+    """The average over positions, whose gradient is one number for all of them. PyTorch writes it out, in a layout that is not the map's;
+    here it is a view of that number, and who needs a map makes one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return F.adaptive_avg_pool2d(x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (grads[0] / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+
+
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """PyTorch's layer with a shorter way back where all positions of a map on a GPU become one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        alone = self.output_size in (1, (1, 1)) and input.is_cuda and input.dim() == 4
+        if not alone or torch.jit.is_tracing() or (transformed() and not twice()):      # its way back can be differentiated
+            return super().forward(input)
+        return average(input)
+
+
+def average(x: Tensor) -> Tensor:
+    """Of all positions of a map."""
+    return _Averaged.apply(x)
+
+
+def _pays(x: Tensor) -> bool:
+    """Whether turning the maps round costs less than it saves. Channels a whole number of pages apart fall on each other
+    in the cache, so that maps of 32×32 are slow to turn.
+    """
+    return (x.device.type == "cpu" and x.dim() == 4 and x.shape[1] >= FEWEST_CHANNELS and x.numel() >= FEWEST_NUMBERS
+            and x.is_contiguous() and x.shape[2] * x.shape[3] * x.element_size() % 4096 != 0)
+
+
+def _pair(n: Any) -> list[int]:
+    return [n, n] if isinstance(n, int) else list(n)
+
+
+def pool_swiftly(module: nn.Module) -> None:
+    """Let every pooling layer use the faster way. Its name, its settings and the hooks on it stay."""
+    for layer in module.modules():
+        if type(layer) in SWIFT:
+            layer.__class__ = SWIFT[type(layer)]
+
+
+SWIFT: dict[type, type] = {nn.MaxPool2d: MaxPool2d, nn.AdaptiveAvgPool2d: AdaptiveAvgPool2d}
