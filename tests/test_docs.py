@@ -211,6 +211,7 @@ def test_the_page_on_methods_says_what_every_method_is_made_of() -> None:
         made |= dict.fromkeys(re.findall(r"`([^`]+)`", names), parts)
     assert made == {p.name: "+".join(p.parts) for p in PRESETS.values() if p.parts and p.parts != (p.name,)}
     assert [n for n in PARTS if not re.search(rf"`[^`\n]*\b{n}\b[^`\n]*`", section)] == []
+    assert [n for n in PRESETS if f"[`{n}`](#" not in page] == []
 
 
 def test_the_page_on_parts_has_every_claim_and_trait_with_the_parts_that_have_it() -> None:
