@@ -203,13 +203,15 @@ def test_every_measure_data_set_and_model_is_on_its_page() -> None:
         assert [n for n in names if not re.search(rf"`{n}[`(]", text)] == []
 
 
-def test_the_page_on_parts_says_what_every_method_is_made_of() -> None:
-    section = (DOCS / "parts.md").read_text(encoding="utf-8").partition("\n## The parts that are there\n")[2].partition("\n## ")[0]
+def test_the_page_on_methods_says_what_every_method_is_made_of() -> None:
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What every method is made of\n")[2].partition("\n## ")[0]
     made = {}
     for names, parts in re.findall(r"\| (`[^|]+`) \| `([^|`]+)` (?=\|)", section):
         made |= dict.fromkeys(re.findall(r"`([^`]+)`", names), parts)
     assert made == {p.name: "+".join(p.parts) for p in PRESETS.values() if p.parts and p.parts != (p.name,)}
     assert [n for n in PARTS if not re.search(rf"`[^`\n]*\b{n}\b[^`\n]*`", section)] == []
+    assert [n for n in PRESETS if f"[`{n}`](#" not in page] == []
 
 
 def test_the_page_on_parts_has_every_claim_and_trait_with_the_parts_that_have_it() -> None:

@@ -141,7 +141,7 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Run the same command again to go on" in err
+    assert "Run the same command again to resume" in err
     assert "Traceback" not in err
     before = records.read_text().count("\n")
     assert 3 < before < 401
@@ -163,7 +163,7 @@ def test_sigterm_exits_143_with_the_same_words(tmp_path, words):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "Run the same command again to go on" in err
+    assert "Run the same command again to resume" in err
     assert "Traceback" not in err
     for records in begun():
         with folder_lock(records.parent):                    # its process has ended too, and the folder can go on
@@ -205,7 +205,7 @@ def test_ctrl_c_while_processes_start_leaves_no_traceback_of_theirs(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Run the same command again to go on" in err
+    assert "Run the same command again to resume" in err
     assert "Traceback" not in err
 
 

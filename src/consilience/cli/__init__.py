@@ -109,7 +109,7 @@ def main() -> None:
         code = stop.code if isinstance(stop, SystemExit) else 130         # typer turns Ctrl-C into an exit with 130
         if code not in STOPPED:
             raise
-        err().print("Stopped. Run the same command again to go on.")
+        err().print("Stopped. Run the same command again to resume.")
         sys.exit(code)
     except BrokenPipeError:
         sys.exit(0)
@@ -117,7 +117,7 @@ def main() -> None:
         told, code = blame(error), 2
         if told is None and isinstance(error, OSError) and error.filename is not None and not os.environ.get(VARIABLE):
             # what the system says of a path: not permitted, a folder in place of a file, too long a name
-            told, code = (f"{error.strerror or error}: {str(error.filename)!r}. Mend that, or name another place. "
+            told, code = (f"{error.strerror or error}: {str(error.filename)!r}. Fix that, or name another place. "
                           f"{VARIABLE}=1 shows what it was needed for."), DiskError.exit_code
         if told is None and not os.environ.get(VARIABLE):
             told = no_room(error)

@@ -22,14 +22,14 @@ from .output import AsJson, print_json
 
 app = typer.Typer(no_args_is_help=True, help="List, check, fetch and look at data sets.")
 
-Name = Annotated[str, typer.Argument(help="A data set, as cifar10 or 'folder(path=\"photos\")'.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="A data set, as in cifar10 or 'folder(path=\"photos\")'.", show_default=False)]
 DataDir = Annotated[Path | None, typer.Option("--data-dir",
-                                               help="Where the files are; else CONSILIENCE_DATA, else a folder of yours.")]
+                                               help="Where the files are; without it CONSILIENCE_DATA, else a folder of the user's own.")]
 
 
 @app.command("list")
 def list_sources(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Every data set, and whether its files are here."""
+    """List every data set, and whether its files are here."""
     rows = []
     for name in sorted(SOURCES):
         place = verify.where(SOURCES[name](), data_dir)
@@ -47,7 +47,7 @@ def list_sources(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def info(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """What a data set is, its options, where it is looked for and how to get it."""
+    """Say what a data set is and how to get it. Also where it is looked for, and its options."""
     source = make(name)
     place = verify.where(source, data_dir)
     settings = options.describe(type(source))
@@ -79,7 +79,7 @@ def info(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Read the whole data set, compare checksums with the published ones, and count. Exit code 2 if a file differs."""
+    """Read a whole data set and check it. Compares checksums with the published ones, and counts. Exit code 2 if a file differs."""
     source = make(name)
     with progress_bar(of_bytes=True, transient=True) as bar:
         stages, read, total = _Stages(bar), 0, verify.bytes_to_check(source, data_dir)
@@ -126,20 +126,20 @@ def _print_check(text: str, files: list[dict[str, Any]], held: dict[str, Any], c
 
 @app.command()
 def show(name: Name,
-         split: Annotated[str | None, typer.Option(help="For example 'dirichlet(alpha=0.1)'.")] = None,
-         clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
-         seed: Annotated[int, typer.Option(help="Another seed draws another split.")] = 0,
-         shift: Annotated[str | None, typer.Option(help="For example 'rotation(step=15)'.")] = None,
+         split: Annotated[str | None, typer.Option(help="How to divide it, as in 'dirichlet(alpha=0.1)'.")] = None,
+         clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+         seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+         shift: Annotated[str | None, typer.Option(help="Feature shift, as in 'rotation(step=15)'.")] = None,
          train: Annotated[float | None, typer.Option(help="Fraction of a client's samples to train on.")] = None,
          validation: Annotated[float | None, typer.Option(help="Fraction of a client's samples to validate on.")] = None,
-         test: Annotated[str | None, typer.Option(help="clients, global, both or published.")] = None,
-         pool: Annotated[str | None, typer.Option(help="train or all: which samples are divided.")] = None,
+         test: Annotated[str | None, typer.Option(help="What is tested: clients, global, both or published.")] = None,
+         pool: Annotated[str | None, typer.Option(help="Which samples are divided: train or all.")] = None,
          split_file: Annotated[Path | None, typer.Option(help="Show this saved split.")] = None,
          save: Annotated[Path | None, typer.Option(help="Save the split to this file.")] = None,
          out: Annotated[Path | None, typer.Option(help="Draw the split to this file (.png, .svg, .pdf).")] = None,
-         part: Annotated[str, typer.Option(help="all, train, val or test: what is counted and drawn.")] = "all",
+         part: Annotated[str, typer.Option(help="What is counted and drawn: all, train, val or test.")] = "all",
          data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Divide a data set and show who gets what: numbers, and a picture."""
+    """Divide a data set and show who gets what. Prints numbers, and draws a picture with --out."""
     with progress_bar(transient=True) as bar:
         stages = _Stages(bar)
         stages.tell("reading and dividing")
@@ -186,7 +186,7 @@ _MOST = 20      # clients listed one by one
 
 @app.command()
 def download(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Fetch a data set's files, check them and unpack them. Needs a connection."""
+    """Fetch a data set's files, check them and unpack them. Needs an internet connection."""
     source = make(name)
     with progress_bar(of_bytes=True, transient=True) as bar:
         paths = fetch(source, data_dir, _Stages(bar).tell)

@@ -44,10 +44,10 @@ AppFolder = Annotated[Path, typer.Argument(metavar="APP", help="An app's folder,
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name becomes the app's.", show_default=False)],
          method: Annotated[str | None, typer.Option("--method", help="Names joined by '+', as in scaffold+dbe.")] = None,
-         run: Annotated[Path | None, typer.Option("--run", help="The folder of a simulation: method, model, training, transform and "
-                                                  "classes are its; other options change them.")] = None,
+         run: Annotated[Path | None, typer.Option("--run", help="The folder of a simulation: its method, model, training, transform and "
+                                                  "classes are used. Other options change them.")] = None,
          model: Annotated[str | None, typer.Option("--model", help="Model; without it one that suits the samples.")] = None,
-         like: Annotated[str | None, typer.Option("--like", help="Where samples of the form agreed on lie: a site's data, as in "
+         like: Annotated[str | None, typer.Option("--like", help="A source whose samples have the agreed form: a site's data, as in "
                                                   "\"arrays(path='site.npz')\", or a data set such as digits. Only their form is "
                                                   "read.")] = None,
          sites: Annotated[int | None, typer.Option("--sites", help="Number of sites; 3, or as many as the run has clients.", min=1)] = None,
@@ -55,7 +55,8 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
          sample: Annotated[str | None, typer.Option("--sample", help="Shape of a sample, as in 1,28,28; instead of --like.")] = None,
          classes: Annotated[int | None, typer.Option("--classes", help="Number of classes; instead of --like.")] = None,
          lr: Annotated[float | None, typer.Option("--lr", help="Local learning rate.")] = None,
-         set_: Annotated[list[str] | None, typer.Option("--set", help="A method's option, as in dbe.kappa=5. May be repeated.")] = None,
+         set_: Annotated[list[str] | None, typer.Option("--set", help="An option of the method, as in dbe.kappa=5. May be "
+                                                         "repeated.")] = None,
          option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other setting, as in deadline=600. "
                                                           "May be repeated.")] = None,
          as_json: AsJson = False) -> None:
@@ -94,11 +95,11 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
 
 
 @app.command()
-def certificates(folder: Annotated[Path, typer.Argument(help="Where they are written.", show_default=False)],
+def certificates(folder: Annotated[Path, typer.Argument(help="Folder to write them to.", show_default=False)],
                  host: Annotated[list[str], typer.Option("--host", help="A name or address by which sites reach the server. May be "
                                                          "repeated.", show_default=False)],
                  days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.", min=1)] = 365,
-                 again: Annotated[bool, typer.Option("--again", help="A new server certificate from the same authority.")] = False,
+                 again: Annotated[bool, typer.Option("--again", help="Make a new server certificate from the same authority.")] = False,
                  as_json: AsJson = False) -> None:
     """Make a certificate authority and the server's certificate."""
     from ..federation.certificates import expires, hosts_of, make_certificates
@@ -164,7 +165,7 @@ def approve(store: Store, what: Annotated[str, typer.Argument(metavar="HASH|APP"
 @app.command()
 def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", help="An approved app's hash; `approvals` lists them.",
                                                              show_default=False)], as_json: AsJson = False) -> None:
-    """Take an approval back. It holds from the next message on."""
+    """Take an approval back. This takes effect with the next message."""
     from ..federation.approval import Approvals
     Approvals(store).revoke(what)
     print_json({"revoked": what}) if as_json else out().print(f"Revoked {what}")
@@ -197,7 +198,7 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
            port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=1, max=65535)] = 9092,
            admitted: Annotated[list[Path] | None, typer.Option("--admit", help="A site's public key. May be repeated.")] = None,
            insecure: Insecure = False) -> None:
-    """Run a SuperLink until Ctrl-C. Other machines reach the sites' interface alone; runs are started on this one."""
+    """Run a SuperLink until Ctrl-C. Other machines can reach only the interface for sites; runs are started on this one."""
     from ..federation.certificates import ServerFiles
     from ..federation.launch import Launcher
     from ..federation.processes import only_one
@@ -232,17 +233,17 @@ def site(store: Store,
                                              show_default=False)],
          data: Annotated[str, typer.Option("--data", help="folder(path=…), arrays(path=…), table(path=…) or package.module:function.",
                                            show_default=False)],
-         ca: Ca = None, name: Annotated[str, typer.Option("--name", help="A name for records.")] = "",
+         ca: Ca = None, name: Annotated[str, typer.Option("--name", help="The site's name in records.")] = "",
          device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 …; auto: a GPU where there is one.")] = "auto",
          threads: Annotated[int, typer.Option("--threads", help="Threads on a CPU; 0: all cores.", min=0)] = 0,
          classes: Annotated[int | None, typer.Option("--classes", help="Number of classes, to check labels at once.")] = None,
-         class_names: Annotated[str, typer.Option("--class-names", help="Their names in the app's order, where labels are text, to check "
-                                                  "them at once.")] = "",
+         class_names: Annotated[str, typer.Option("--class-names", help="Names of the classes in the app's order, where labels are "
+                                                  "text, to check them at once.")] = "",
          feature_names: Annotated[str, typer.Option("--feature-names", help="Names of a table's columns in the agreed order, as "
                                                     "feature_names of the app.")] = "",
          check: Annotated[bool, typer.Option("--check", help="Read the data, say what they hold, and stop.")] = False,
          insecure: Insecure = False, as_json: AsJson = False) -> None:
-    """Run a site until Ctrl-C: Flower's SuperNode, and a starter that runs approved apps only."""
+    """Run a site until Ctrl-C. That is Flower's SuperNode, and a starter that runs approved apps only."""
     from ..federation.approval import Approvals
     from ..federation.certificates import NodeKey
     from ..federation.commands import Site, SuperLink, check_address

@@ -25,7 +25,7 @@ def admit(folder: Server, public: Annotated[list[Path], typer.Argument(help="Sit
 def dismiss(folder: Server, what: Annotated[list[str], typer.Argument(metavar="KEY|NODE", help="A site's public key, or its node's number.",
                                                                      show_default=False)],
             as_json: AsJson = False) -> None:
-    """Take sites' keys back. They are let in no more; a run that is under way goes on without them."""
+    """Take sites' keys back. These sites are no longer let in; a run that is under way continues without them."""
     from ..federation.admitted import Door
     from ..federation.launch import connect
     door = Door(*connect(folder))
@@ -33,7 +33,7 @@ def dismiss(folder: Server, what: Annotated[list[str], typer.Argument(metavar="K
     for key in what:
         nodes[key] = door.dismiss(key)
         if not as_json:
-            out().print(f"Took the key of node {nodes[key]} back. That site is let in again with a new key alone.", soft_wrap=True)
+            out().print(f"Took the key of node {nodes[key]} back. That site is let in again only with a new key.", soft_wrap=True)
     if as_json:
         print_json({"dismissed": nodes})
 

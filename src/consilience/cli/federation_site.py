@@ -56,10 +56,10 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
             word = "Refused" if found.re is _REFUSED else "Failed"
             console.print(f"[red]{word}[/red] {escape(found[1] if found.re.groups else found[0])}", soft_wrap=True)
             if word == "Refused":
-                console.print(f"Its bundle lies unopened in {approvals.refused}; to approve it: consilience federation approve "
+                console.print(f"Its bundle is kept unopened in {approvals.refused}; to approve it: consilience federation approve "
                               f"{approvals.store} HASH", soft_wrap=True)
             elif found[0].startswith("This site cannot take part"):
-                console.print("When that is mended, start the site again: a run asks a site that could not take part only after it was "
+                console.print("Once that is fixed, start the site again: a run asks a site that could not take part only after it was "
                               "away.", soft_wrap=True)
             seen["app"] = found.end()
         time.sleep(1)
@@ -92,5 +92,5 @@ def let_in(launcher: Launcher, running: RunningSite, say: Callable[[str], None])
                 raise
             if not hinted:
                 hint = "and does it do without TLS, as --insecure asks" if link.authority is None else "and does its port speak TLS"
-                say(f"No answer yet. Is it running, can it be reached from here, {hint}? Trying on; see {running.node.log}.")
+                say(f"No answer yet. Is it running, can it be reached from here, {hint}? Still trying; see {running.node.log}.")
                 hinted = True

@@ -38,7 +38,7 @@ def demo(method: Annotated[str, typer.Option("--method", help="Names joined by '
          out_: Annotated[Path | None, typer.Option("--out", help="Keep certificates, stores, logs and the run in this new folder.")] = None,
          insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys.")] = False,
          form: Format = "text", as_json: AsJson = False) -> None:
-    """Train over a server and three sites on this machine, with TLS and keys, on skewed parts of the digits; compare with simulation."""
+    """Train over a server and three sites on this machine. With TLS and keys, on skewed parts of the digits; compared with simulation."""
     from ..federation.demo import demo as run
     if out_ is not None and out_.exists():
         raise ConfigError(f"{str(out_)!r} exists. Name a new folder.")
@@ -70,13 +70,13 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
                                                         "machine.")] = False,
           candidate: Annotated[list[str] | None, typer.Option("--candidate", help="A method to try beside local and fedavg. "
                                                               "May be repeated.")] = None,
-          tune: Annotated[int, typer.Option("--tune", help="Configurations every method chooses from, by validation.", min=1)] = 3,
+          tune: Annotated[int, typer.Option("--tune", help="Configurations that every method chooses from, by validation.", min=1)] = 3,
           lrs: Annotated[str, typer.Option("--lrs", help="Learning rates in the search.")] = "0.01,0.03,0.1",
           rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds of every run; without it, the app's.", min=1)] = None,
-          out_: Annotated[Path, typer.Option("--out", help="Folder of the runs, study.json and study.md. The same command goes on "
-                                             "where an interrupted one stopped.")] = Path("study"),
+          out_: Annotated[Path, typer.Option("--out", help="Folder of the runs, study.json and study.md. The same command resumes "
+                                             "an interrupted study.")] = Path("study"),
           form: Format = "text", as_json: AsJson = False) -> None:
-    """Which method for our data? Run local, FedAvg and candidates over the sites, and say what each site would gain or lose."""
+    """Find the method for the sites' data. Runs local, FedAvg and candidates over them, and says what each site would gain or lose."""
     from ..federation.app import read_settings
     from ..federation.approval import STUDY
     from ..federation.demo import digits_federation

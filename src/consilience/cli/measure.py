@@ -22,9 +22,9 @@ from .settings import DataDir
 
 
 def measure(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's folder.", show_default=False)] = None,
-            names: Annotated[list[str] | None, typer.Argument(help="Measures, as in mdl cka; none: all that are quick.",
+            names: Annotated[list[str] | None, typer.Argument(help="Measures, as in mdl cka; without names, all that are quick.",
                                                               show_default=False)] = None,
-            set_: Annotated[list[str] | None, typer.Option("--set", help="A measure's option, as in mdl.steps=500. "
+            set_: Annotated[list[str] | None, typer.Option("--set", help="An option of a measure, as in mdl.steps=500. "
                                                                          "May be repeated.")] = None,
             reference: Annotated[Path | None, typer.Option("--reference", help="Folder of a run to compare with.")] = None,
             data_dir: DataDir = None,

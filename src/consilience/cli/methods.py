@@ -29,7 +29,7 @@ new_app = typer.Typer(no_args_is_help=True, help="Start something of your own.")
 
 
 def methods(form: Format = "text", as_json: AsJson = False) -> None:
-    """List every name usable in a method: papers' methods and the parts they are made of."""
+    """List all methods and parts. Each of these names can be used in a method, as in scaffold+dbe."""
     rows = list_methods()
     if as_json:
         return print_json(rows)
@@ -39,7 +39,7 @@ def methods(form: Format = "text", as_json: AsJson = False) -> None:
 
 def explain(method: s.Method, data: s.Data = None, split: s.Split = None, clients: s.Clients = None, model: s.Model = None,
             taps: s.Taps = None, set_: s.Set = None, option: s.Option = None, data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
-    """Print what a method is made of: parts, hooks, state, bytes, references, departures, options and how choices are resolved."""
+    """Explain what a method does, keeps and sends. Lists parts, hooks, options, state, bytes, references and departures."""
     config = s.configure(None, set_, option, method=method, data=data, split=split, clients=clients, model=model, taps=taps,
                          data_dir=data_dir)
     document = explain_stack(config.stack(), build_federation(config, load_data(config)), config.run.rounds)

@@ -16,7 +16,7 @@ from ..errors import unknown
 from ..report.tables import FORMATS, Table
 from ..runs.files import DiskError
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
 
 
 def _known_format(value: str) -> str:

@@ -43,7 +43,7 @@ def _facts(recipe: Recipe) -> dict[str, Any]:
 
 def recipes(name: Annotated[str | None, typer.Argument(help="One recipe, in full; none: a list of all.", show_default=False)] = None,
             data_dir: s.DataDir = None, form: Format = "text", as_json: AsJson = False) -> None:
-    """List the papers' tables and figures that can be run again, and what each of them needs."""
+    """List the papers' tables and figures to run again. Says what each of them needs."""
     with data_in(data_dir):
         if name is not None:
             return _show(load_recipe(name), form, as_json)
@@ -124,30 +124,31 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
                                                          show_default=False)],
               rows: Names = None, columns: Names = None,
               seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds; by default the recipe's own.", min=1)] = None,
-              skip: Annotated[int, typer.Option("--skip-seeds", help="Leave out the recipe's first N seeds, as when another machine has "
-                                                "them: --skip-seeds 1 --seeds 1 is the second alone.", min=0)] = 0,
+              skip: Annotated[int, typer.Option("--skip-seeds", help="Leave out the recipe's first N seeds, for instance because another "
+                                                "machine has them. --skip-seeds 1 --seeds 1 is the second alone.", min=0)] = 0,
               scale: Annotated[float, typer.Option("--rounds-scale", help="Run this share of the recipe's rounds. Every output says so.",
                                                    min=0.0001, max=100)] = 1.0,
               engine: s.Engine = None, device: s.Device = None, data_dir: s.DataDir = None,
               option: Annotated[list[str] | None, typer.Option("--option", "-o", help="A setting of all runs, as in precision=bfloat16. "
                                                                "Every output says so. May be repeated.")] = None,
-              out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results, with several recipes a folder in "
-                                                        "it for each; without it reproductions/ and the recipe's name.")] = None,
-              runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the run folders, to share runs between recipes; "
+              out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs and results; with several recipes, a folder in "
+                                                        "it for each. Without it reproductions/ and the recipe's name.")] = None,
+              runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the run folders, so that recipes can share runs; "
                                                         "without it runs/ inside --out.")] = None,
               jobs: Annotated[int | None, typer.Option("--jobs", "--at-once", help="Runs at a time, each in a process of its own; by "
                                                        "default as many as cores, or one on a GPU.", min=1)] = None,
-              minutes: Annotated[float | None, typer.Option("--max-minutes", help="Cut off after so many minutes, between two rounds; "
-                                                            "the same command goes on.", min=0.01)] = None,
-              again: Annotated[bool, typer.Option("--again", help="Run anew what is finished.")] = False,
+              minutes: Annotated[float | None, typer.Option("--max-minutes", help="Stop after so many minutes, between two rounds. "
+                                                            "The same command resumes.", min=0.01)] = None,
+              again: Annotated[bool, typer.Option("--again", help="Run again what is finished.")] = False,
               merge: Annotated[list[Path] | None, typer.Option("--merge", help="First take over runs from this folder or archive "
-                                                               "(.tar, .tar.gz, .zip); what has come further stays. Repeat it.")] = None,
-              report_only: Annotated[bool, typer.Option("--report-only", help="Train and measure nothing: table and page of what is "
-                                                             "there.")] = False,
+                                                               "(.tar, .tar.gz, .zip). Of two copies of a run, the one that has "
+                                                               "come further stays. May be repeated.")] = None,
+              report_only: Annotated[bool, typer.Option("--report-only", help="Make table and page of what is there, without training "
+                                                             "or measuring.")] = False,
               results: Annotated[Path | None, typer.Option("--results", help="Also keep the records as CSV in this folder, and make the "
-                                                           "recipe's page there of all that it holds.")] = None,
+                                                           "recipe's page there from all records that it holds.")] = None,
               form: Format = "text", as_json: AsJson = False) -> None:
-    """Run papers' tables or figures again and print paper, ours and difference. The same command goes on where it was."""
+    """Run papers' tables or figures again. Prints paper, ours and difference. The same command resumes an interrupted one."""
     until = None if minutes is None else time.time() + 60 * minutes
     if form not in FORMATS:
         Table([], []).render(form)                                # says which there are, before anything is run

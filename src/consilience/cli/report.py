@@ -15,7 +15,7 @@ from .output import AsJson, out, print_json, warn
 from .settings import DataDir
 
 
-def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold some.",
+def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders with runs below them.",
                                                          show_default=False)],
            out_: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
            title: Annotated[str | None, typer.Option("--title", help="The page's title.")] = None,
@@ -26,7 +26,7 @@ def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help=
            samples: Annotated[int, typer.Option("--samples", help="Samples in a feature map.", min=10, max=5000)] = MOST_SAMPLES,
            data_dir: DataDir = None,
            as_json: AsJson = False) -> None:
-    """Make one HTML page from runs: curves, tables, clients, splits, settings. It opens anywhere and loads nothing."""
+    """Make one HTML page from runs. It shows curves, tables, clients, splits and settings, and loads nothing else."""
     gathered = gather(folders)
     with progress_bar() as bar:
         task = bar.add_task("report", total=1 + (4 * len(gathered.groups) if features else 0), note="reading records and data")

@@ -19,9 +19,9 @@ from .train import Again, _show
 
 def resume(folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of runs.", show_default=False)],
            data_dir: s.DataDir = None, devices: s.Devices = None, ray: s.Ray = None, again: Again = False, as_json: AsJson = False) -> None:
-    """Go on with interrupted runs, each with the settings its folder holds. A finished run is only read, unless --again.
+    """Resume interrupted runs, each with its own settings. A finished run is only read, unless --again is given.
 
-    With --json, the document of the run, as `consilience run` gives it; of several folders, an array of them.
+    With --json: one document, as `consilience run` prints it; for several folders, an array of them.
     """
     documents: list[dict[str, Any]] = []
     failed = 0

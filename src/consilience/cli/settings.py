@@ -16,13 +16,13 @@ Method = Annotated[str, typer.Argument(help="Names joined by '+', as in scaffold
                                        show_default=False)]
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML, YAML or JSON file with the same settings.")]
 Data = Annotated[str | None, typer.Option("--data", help="Data set (digits unless a file says otherwise).")]
-Split = Annotated[str | None, typer.Option("--split", help="How it is divided, as in 'dirichlet(alpha=0.1)'; without it the data "
-                                                            "set's own split.")]
+Split = Annotated[str | None, typer.Option("--split", help="How the data are divided among clients, as in 'dirichlet(alpha=0.1)'; "
+                                                            "without it the data set's own split.")]
 Shift = Annotated[str | None, typer.Option("--shift", help="Feature shift, as in 'rotation(step=15)'; none by default.")]
-Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients; without it the data set's own, mostly 10.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients; without it the data set's own number, mostly 10.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help=f"Rounds of training; {_USUAL['rounds']} by default.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="A method's option, as in dbe.kappa=5. May be repeated.")]
-Seed = Annotated[int | None, typer.Option("--seed", help=f"Every draw of the run is keyed by it; {_USUAL['seed']} by default.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="An option of the method, as in dbe.kappa=5. May be repeated.")]
+Seed = Annotated[int | None, typer.Option("--seed", help=f"Seed of every random draw; {_USUAL['seed']} by default.")]
 Model = Annotated[str | None, typer.Option("--model", help="Model, as in \"resnet18(stem='3x3')\" or package.module:factory; "
                                                             "without it one that suits the data.")]
 Taps = Annotated[str | None, typer.Option("--taps", help="Points of your own model, as in head=fc,stages=layer1+layer2.")]
@@ -32,14 +32,16 @@ Epochs = Annotated[int | None, typer.Option("--epochs", help=f"Local epochs in a
 Steps = Annotated[int | None, typer.Option("--steps", help="Local steps in a round, instead of epochs.")]
 Participation = Annotated[float | None, typer.Option("--participation", help="Clients in a round: a fraction (1, the default, means all), "
                                                                             "or a number from 2 up.")]
-EvalEvery = Annotated[int | None, typer.Option("--eval-every", help="Score every so many rounds, and after the last; 1 by default.")]
+EvalEvery = Annotated[int | None, typer.Option("--eval-every", help="Score the models every so many rounds, and after the last; "
+                                                                     "1 by default.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="Where steps run: sequential, workers (processes), slots (on a GPU) or ray; "
                                                               "auto, the default, chooses.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …; without it a GPU where there is one.")]
 Devices = Annotated[str | None, typer.Option("--devices", help="Several GPUs that share a round's clients, as in 0-7 or 0,2 or all.")]
 Ray = Annotated[str | None, typer.Option("--ray", help="Address of the Ray cluster for --engine ray or --on ray; without it RAY_ADDRESS, "
                                                        "or a Ray of this machine's own.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; else CONSILIENCE_DATA, else a folder of yours.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the data sets; without it CONSILIENCE_DATA, else a folder of "
+                                                            "the user's own.")]
 Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other setting of the run, as in momentum=0.9 or "
                                                                         "weights=uniform; docs/runs.md lists them. May be repeated.")]
 

@@ -15,12 +15,12 @@ from .output import AsJson, Format, print_json, print_table
 
 
 def sweep(method: s.Method,
-          over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values: prox.mu=0.001,0.01,0.1 or "
-                          "lr=0.01:0.1:log or epochs=1:5. May be repeated; without it the method's declared ranges.")] = None,
-          trials: Annotated[int, typer.Option("--trials", help="Trials in all; more of them go on with an earlier sweep.", min=1)] = 20,
+          over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values, as in prox.mu=0.001,0.01,0.1, "
+                          "lr=0.01:0.1:log or epochs=1:5. May be repeated; without it the ranges that the method declares.")] = None,
+          trials: Annotated[int, typer.Option("--trials", help="Trials in all. A larger number continues an earlier sweep.", min=1)] = 20,
           sampler: Annotated[str, typer.Option("--sampler", help=f"How trials are drawn: {', '.join(SAMPLERS)}.")] = "tpe",
           prune: Annotated[bool, typer.Option("--prune", help="Stop trials that stay below the median of earlier ones.")] = False,
-          score: Annotated[str, typer.Option("--score", help=f"Validation score to raise: {', '.join(OBJECTIVES)}.")] = "last",
+          score: Annotated[str, typer.Option("--score", help=f"Validation score to maximise: {', '.join(OBJECTIVES)}.")] = "last",
           config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None, clients: s.Clients = None,
           rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,
           lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
@@ -29,7 +29,7 @@ def sweep(method: s.Method,
           out_: Annotated[Path | None, typer.Option("--out", help="Folder of the sweep; without it runs/ and a name made from the "
                                                     "settings.")] = None,
           form: Format = "text", as_json: AsJson = False) -> None:
-    """Search a method's settings with Optuna, by validation score. The same command goes on where an interrupted one stopped."""
+    """Search a method's settings with Optuna, by validation score. The same command resumes an interrupted sweep."""
     base = s.configure(config, set_, option, method=method, data=data, split=split, shift=shift, clients=clients, rounds=rounds,
                        seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps, participation=participation,
                        eval_every=eval_every, engine=engine, device=device, devices=devices, ray=ray, data_dir=data_dir)

@@ -24,7 +24,7 @@ from . import settings as s
 from .output import AsJson, Format, out, print_json, print_table, printed_first, warn
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; without it runs/ and a name made from the settings.")]
-Again = Annotated[bool, typer.Option("--again", help="Run anew even if the folder holds a finished run.")]
+Again = Annotated[bool, typer.Option("--again", help="Run again even if the folder holds a finished run.")]
 
 
 def run(method: s.Method, config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None,
@@ -33,7 +33,7 @@ def run(method: s.Method, config: s.Config = None, data: s.Data = None, split: s
         participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
         devices: s.Devices = None, ray: s.Ray = None, data_dir: s.DataDir = None, option: s.Option = None, out_: Out = None,
         again: Again = False, as_json: AsJson = False) -> None:
-    """Train one method and keep its records and models. The same command goes on where an interrupted one stopped."""
+    """Train one method and keep its records and models. The same command resumes an interrupted run."""
     settled = s.configure(config, set_, option, method=method, data=data, split=split, shift=shift, clients=clients, rounds=rounds,
                           seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps,
                           participation=participation, eval_every=eval_every, engine=engine, device=device, devices=devices, ray=ray,
@@ -100,8 +100,8 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
             seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds; they count up from --seed.", min=1)] = 3,
             tune: Annotated[int | None, typer.Option("--tune", help="First let every method choose among so many configurations, by "
                                                      "validation, on a seed that is not compared.", min=1)] = None,
-            reference: Annotated[str | None, typer.Option("--reference", help="The row that gains are counted from; fedavg where it "
-                                                          "is among the rows, else the first method.")] = None,
+            reference: Annotated[str | None, typer.Option("--reference", help="The method that gains are measured against; fedavg "
+                                                          "where it is among the rows, else the first method.")] = None,
             score: Annotated[str, typer.Option("--score", help=f"Which rounds are reported: {', '.join(SCORES)}.")] = "last",
             config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None, clients: s.Clients = None,
             rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None, taps: s.Taps = None,
@@ -109,16 +109,16 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
             participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
             devices: s.Devices = None, ray: s.Ray = None, data_dir: s.DataDir = None, option: s.Option = None,
             out_: Annotated[Path | None, typer.Option("--out", help="Folder of the runs, comparison.json and comparison.md; without it "
-                                                      "the runs alone are kept, in runs/.")] = None,
+                                                      "only the runs are kept, in runs/.")] = None,
             jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default as many as cores, or one on a GPU.",
                                                      min=1)] = None,
             on: Annotated[str, typer.Option("--on", help="Where the runs are made: here, in processes of this machine, or ray, on a "
                                             "cluster.")] = "here",
-            per_client: Annotated[bool, typer.Option("--per-client", help="Also a table with a row for every client and a column for every "
-                                                     "method.")] = False,
+            per_client: Annotated[bool, typer.Option("--per-client", help="Also print a table with a row for every client and a column for "
+                                                     "every method.")] = False,
             no_local: Annotated[bool, typer.Option("--no-local", help="Leave out the row of clients training alone.")] = False,
             again: Again = False, form: Format = "text", as_json: AsJson = False) -> None:
-    """Train several methods with several seeds and print one table. An interrupted comparison goes on where it was."""
+    """Train several methods with several seeds and print one table. The same command resumes an interrupted comparison."""
     file = read_config_file(config) if config else {}
     settings = {**flatten_settings(file.pop("settings", None) or {}), **parse_set(set_ or [])}       # every method takes its own
     typed = {pair.partition("=")[0].strip() for pair in option or []}

@@ -28,7 +28,7 @@ def export(folder: Folder, to: Annotated[Path, typer.Option("--out", "-o", help=
            client: Client = None, which: Which = "final",
            onnx: Annotated[Path | None, typer.Option("--onnx", help="Also write the model as ONNX, to this file.")] = None,
            data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
-    """Write a trained model as a plain state dict in safetensors, and beside it a JSON file that says how to load it."""
+    """Write a trained model as a state dict in safetensors. A JSON file beside it says how to load it."""
     card = export_model(folder, to, client=client, which=which, onnx=onnx, data_dir=_text(data_dir))
     if as_json:
         return print_json(card)
@@ -42,7 +42,7 @@ def export(folder: Folder, to: Annotated[Path, typer.Option("--out", "-o", help=
 def predict(folder: Folder, data: Samples, client: Client = None, which: Which = "final",
             to: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; without it CSV on standard output.")] = None,
             data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
-    """Say the class of every sample of a source, with probabilities."""
+    """Predict the class of every sample of a source. Each class has its probability."""
     if to is not None and to.suffix not in (".csv", ".json"):
         raise ConfigError(f"Predictions are written to a .csv or .json file. Got {str(to)!r} instead.")
     document = predict_samples(folder, data, client=client, which=which, data_dir=_text(data_dir))
@@ -68,7 +68,7 @@ def onboard(folder: Folder, data: Samples,
             train: Annotated[float, typer.Option("--train", help="Share of the samples to train on; the rest is scored.")] = 0.75,
             which: Which = "final", to: Annotated[Path, typer.Option("--out", "-o", help="The personal model's file.")] =
             Path("personal.safetensors"), data_dir: s.DataDir = None, as_json: AsJson = False) -> None:
-    """Give a new client its personal model by the method's own rule. The run's folder is not touched."""
+    """Give a new client its personal model. The method's own rule makes it; the run's folder is not changed."""
     done = onboard_client(folder, data, epochs=epochs, lr=lr, train=train, which=which, data_dir=_text(data_dir))
     cards: list[dict[str, Any]] = []
     with printed_first() as write:

@@ -47,7 +47,7 @@ PLACES = ("here", "ray")
 POLL = 0.25                                 # seconds between looks at the rounds of running processes
 NOTE = 120                                  # bytes of what a process says of its work
 LATE = "no time was left to begin it"
-DIED = "its process died, perhaps for want of memory; run the same command again to go on, with fewer --jobs if it dies again"
+DIED = "its process died, perhaps for want of memory; run the same command again to resume, with fewer --jobs if it dies again"
 UNGUARDED = ("its process died. A script that defines a measure is imported by every process: put what it runs under "
              "`if __name__ == '__main__':`, or the measure in a module of its own")
 

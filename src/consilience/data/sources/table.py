@@ -240,8 +240,8 @@ def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False, dec
             number = float("nan")
         if not abs(number) <= _LARGEST:
             cure = ("Fill it, let missing='mean' take the mean" if not _word(value) else
-                    "If that is a decimal comma, write decimal=','; or mend it" if decimal == "." and _COMMA.fullmatch(str(value)) else
-                    f"If these are categories, write categories={column!r}; or mend it" if number != number else "Mend it")
+                    "If that is a decimal comma, write decimal=','; or correct it" if decimal == "." and _COMMA.fullmatch(str(value)) else
+                    f"If these are categories, write categories={column!r}; or correct it" if number != number else "Correct it")
             raise DataError(f"Column {column!r} of {path} must hold finite numbers (up to 3.4e38). Got {value!r} in row {i + 1}. {cure}, "
                             f"or leave the column out with drop={column!r}.")
         out[i] = number

@@ -95,7 +95,7 @@ class Server:
             except TooFewAnswers as error:
                 if attempt == self.settings.agreed.retries:
                     raise TooFewAnswers(f"{str(error).rstrip('.')}. Tried {attempt + 1} times; what was done before is in "
-                                        f"{str(self.ledger.path)!r}, and the same command goes on from there.") from None
+                                        f"{str(self.ledger.path)!r}, and the same command resumes from there.") from None
                 log.warning("%s is tried again in %g s: %s", what.capitalize(), self.settings.agreed.retry_pause, error)
                 self.pause(self.settings.agreed.retry_pause)
 
