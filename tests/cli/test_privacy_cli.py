@@ -117,3 +117,8 @@ def test_explain_warns_as_a_run_does(cli):
     assert [line.partition(",")[0].partition(" times")[2] for line in document["warnings"]] == [" as long as the change it hides can be"]
     assert "warning dp adds noise" in " ".join(cli("explain", "fedavg+dp", *DATA).out.split())
     assert cli("explain", "fedavg", *DATA, "--json").json()["warnings"] == []
+
+
+def test_noise_that_no_training_survives_is_explained_all_the_same(cli):
+    """The three rounds that count bytes begin with one model; the noise of one was the start of the next, which left float32."""
+    assert explained(cli, "fedavg+dp", "--set", "dp.noise=1e12")["secure_aggregation"] is None

@@ -59,9 +59,15 @@ def explain(stack: Stack, fed: Federation, rounds: int = 1) -> dict[str, Any]:
 
 
 def _traffic(fed: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes per client that a first and a third round move, counted by running them on this federation."""
+    """Bytes per client that a first and a third round move, counted by running them on this federation.
+
+    Every round begins with the model of the first: what a model has come to moves no bytes, and with much noise it may come to nothing.
+    """
     prepared = fed.prepare()
-    reports = [fed.round() for _ in range(3)]
+    reports, model = [], fed.model
+    for _ in range(3):
+        fed.model = model
+        reports.append(fed.round())
     many = max(len(reports[0].cohort), 1)
     first = {"up": (reports[0].bytes_up + prepared.bytes_up) // many, "down": (reports[0].bytes_down + prepared.bytes_down) // many}
     many = max(len(reports[2].cohort), 1)
