@@ -80,3 +80,9 @@ def test_what_cannot_be_written_is_printed_before_the_error(cli, run, tmp_path):
     assert "wrote" not in refused.out
     assert "Cannot write 'personal.safetensors'" in refused.err
     assert cli("onboard", "r", "--data", SOURCE, "--epochs", "1", "--json", code=4).json()["model"] is None
+
+
+def test_the_command_to_go_on_with_can_be_pasted(cli, run, tmp_path):
+    (tmp_path / "r").rename(tmp_path / "a b")
+    (tmp_path / "a b" / "done").unlink()
+    assert "consilience resume 'a b'" in cli("export", "a b", code=2).err
