@@ -199,7 +199,7 @@ def plain_rounds(part: Part) -> Federation:
 
 
 def check_trains(part: Part, plain: Federation | None = None) -> None:
-    """Two rounds leave finite state and finite personalised outputs."""
+    """Two rounds leave finite state and finite personalised outputs, and a partner may ask for plain training."""
     fed = plain or plain_rounds(part)
     bad = [k for k, t in state_of(fed).items() if t.is_floating_point() and not t.isfinite().all()]
     assert not bad, f"{part.name}: not finite after two rounds: {bad[:3]}"
@@ -207,6 +207,12 @@ def check_trains(part: Part, plain: Federation | None = None) -> None:
         model, taps = fed.personal_model(number)
         x = fed.samples.x[:4]
         assert fed.look(number, fed.client(number), model, x, False, taps).logits.isfinite().all()
+    try:
+        fed.train_plainly(0, fed.received(fed.client(0)), 1)
+    except Exception as error:
+        raise AssertionError(f"{part.name}: plain training (c.train), which partners such as mr and babu ask for, fails with "
+                             f"{type(error).__name__}: {error}. Of the hooks of a step, `batch` and `main_loss` alone act there; "
+                             "v.plain says so.") from error
 
 
 def check_unmutated(part: Part) -> None:

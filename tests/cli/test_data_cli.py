@@ -82,6 +82,15 @@ def test_check(run, tmp_path):
         run("check", "cifar10")
 
 
+def test_what_is_not_printed_to_a_terminal_is_not_folded(run, tmp_path, monkeypatch):
+    """As into a file or through grep: a path cut in two is found by nobody."""
+    monkeypatch.setenv("COLUMNS", "60")
+    write_mnist(tmp_path / "data" / "mnist [old]" / "mnist")
+    folder = str(tmp_path / "data" / "mnist [old]")
+    assert f"{folder}/mnist/train-images-idx3-ubyte " in run("check", "mnist", "--data-dir", folder)
+    assert f"Data directory: {folder}\n" in run("list", "--data-dir", folder)
+
+
 def test_check_of_a_file_that_is_not_the_published_one(run, tmp_path):
     folder = tmp_path / "data" / "ag_news"
     folder.mkdir()

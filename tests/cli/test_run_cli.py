@@ -128,6 +128,16 @@ def test_version_and_help(cli):
         assert "Usage" in cli(command, "--help").out
 
 
+@pytest.mark.parametrize(("words", "seen"), [(("explain", "fedprox"), r"(\u03bc/2)"), (("methods", "--format", "latex"), "fedprox")])
+def test_a_terminal_that_lacks_letters_shows_their_numbers(words, seen, tmp_path):
+    """As under a locale other than UTF-8. What a terminal cannot show must not end a command, least of all one that has run for hours."""
+    command = [sys.executable, "-c", "from consilience.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert seen in done.stdout.decode("ascii")
+
+
 def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     """A real process, because signals are."""
     command = [sys.executable, "-c", "from consilience.cli import main; main()", "run", "dbe", *TINY, "--rounds", "400", "--out", "r"]

@@ -43,6 +43,16 @@ def test_predict(cli, run, tmp_path):
     assert "synthetic" in cli("predict", "r", "--data", "syntetic", code=2).err
 
 
+@pytest.mark.parametrize("words", [("export",), ("predict", "--data", SOURCE), ("onboard", "--data", SOURCE)])
+def test_a_federations_folder_is_told_from_a_run(cli, run, tmp_path, words):
+    """The rows stay at the sites, so nobody changed any data."""
+    (tmp_path / "r" / "federation.json").write_text("{}")
+    said = cli(words[0], "r", *words[1:], code=2).err
+    assert "federation over sites" in said
+    assert "final/global.safetensors" in said
+    assert "data set changed" not in said
+
+
 def test_onboard(cli, run, tmp_path):
     said = cli("onboard", "r", "--data", SOURCE, "--epochs", "2").out
     assert "accuracy before" in said
@@ -70,3 +80,9 @@ def test_what_cannot_be_written_is_printed_before_the_error(cli, run, tmp_path):
     assert "wrote" not in refused.out
     assert "Cannot write 'personal.safetensors'" in refused.err
     assert cli("onboard", "r", "--data", SOURCE, "--epochs", "1", "--json", code=4).json()["model"] is None
+
+
+def test_the_command_to_go_on_with_can_be_pasted(cli, run, tmp_path):
+    (tmp_path / "r").rename(tmp_path / "a b")
+    (tmp_path / "a b" / "done").unlink()
+    assert "consilience resume 'a b'" in cli("export", "a b", code=2).err

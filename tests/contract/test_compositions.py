@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch.nn.functional as F
 
 from consilience import tree
 from consilience.core.client import LocalWork
+from consilience.core.part import Part
 from consilience.engines.sequential import Sequential
 from consilience.parts import PARTS
-from consilience.testing import differences, in_model, run_tiny, tiny_federation, tiny_net, trial
+from consilience.testing import ReplayedSequential, check_trains, differences, in_model, run_tiny, tiny_federation, tiny_net, trial
 
 
 def part(name: str, **settings: Any) -> Any:
@@ -179,6 +181,48 @@ def test_adding_a_part_changes_no_draw_of_another(name: str) -> None:
     keys = set(tree_paths(alone))
     both = run_tiny([trial(PARTS[name]), part("dann", weight=0.0), part("prox", mu=0.0)], rounds=1)
     assert not differences(alone, both, only=lambda k: k in keys)
+
+
+@dataclass(frozen=True)
+class Calibrated(Part):
+    """A loss that reads what init_scratch made of the client's labels, as FedLC's does."""
+
+    name, not_neutral, helps = "calibrated", "always acts", ("label skew",)
+
+    def init_scratch(self, c: Any) -> Any:
+        return {"margin": torch.bincount(c.labels(), minlength=c.spec.classes).clamp(min=1).pow(-0.25)}
+
+    def main_loss(self, v: Any) -> Any:
+        return v.task_loss(v.trace.logits - v.scratch["margin"], v.batch.target)
+
+
+def test_plain_training_finds_what_the_loss_is_made_of() -> None:
+    """DBE's first epoch is trained by the stack's own loss, which may read what the round begins with."""
+    both, alone = tiny_federation([Calibrated(), part("mr")]), tiny_federation([part("mr")])
+    both.prepare(), alone.prepare()
+    assert differences(both, alone, only=lambda path: path == "shared/mr/mean")
+    assert not differences(run_tiny([Calibrated(), part("mr")]), run_tiny([Calibrated(), part("mr")], engine=ReplayedSequential))
+
+
+@dataclass(frozen=True)
+class Forgetful(Part):
+    """Its loss needs what only a round's main pass leaves."""
+
+    name, not_neutral, helps = "forgetful", "always acts", ("label skew",)
+
+    def points(self, layout: Any) -> Any:
+        return ("head",)
+
+    def tap(self, v: Any, point: str, x: Any) -> Any:
+        return x, x.square().mean()
+
+    def main_loss(self, v: Any) -> Any:
+        return v.task_loss(v.trace.logits, v.batch.target) + v.notes["head"]
+
+
+def test_the_contract_finds_a_loss_that_plain_training_cannot_use() -> None:
+    with pytest.raises(AssertionError, match="forgetful: plain training"):
+        check_trains(Forgetful())
 
 
 def tree_paths(fed: Any) -> list[str]:

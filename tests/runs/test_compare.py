@@ -147,6 +147,28 @@ def test_a_difference_that_cannot_be_tested_has_a_dash_for_p_and_a_note(values: 
     assert any("leave nothing to measure a difference by" in note for note in table.notes) is (p == "–")
 
 
+def test_the_best_of_a_column_is_marked_where_letters_can_be_bold() -> None:
+    """As printed: 0.7001 and 0.7004 are both best. A row that lacks seeds is on other data, so it is not."""
+    comparison = made({"fedavg": [0.7, 0.7002], "x": [0.7004, 0.7004], "y": [0.5, 0.5], "z": [0.9, 0.9]})
+    del comparison.documents["z", 1]
+    comparison.failures["z", 1] = "why"
+    lines = comparison.table().render("latex").splitlines()
+    assert r"fedavg & \textbf{0.700 $\pm$ 0.000} & \textbf{0.700 $\pm$ 0.000} & \textbf{0.350" in lines[4]
+    assert r"x & \textbf{0.700" in lines[5]
+    assert not any("textbf" in line for line in lines[6:8])
+    assert any(line.startswith("% Bold:") for line in lines)
+    markdown = comparison.table().render("markdown")
+    assert markdown.count("**0.700 ± 0.000**") == 4
+    assert "\nBold: " in markdown
+    assert "**0.700" in comparison.markdown()
+    text = comparison.table().render("text")
+    assert "**" not in text
+    assert "Bold" not in text
+    alone = made({"fedavg": [0.7, 0.7]}).table().render("latex")
+    assert "textbf" not in alone
+    assert "Bold" not in alone
+
+
 def test_a_small_p_is_not_printed_as_nought_and_a_minus_is_one_in_latex() -> None:
     table = made({"fedavg": [0.9, 0.8, 0.7], "x": [0.1, 0.0, -0.1 + 1e-6]}).table()
     assert table.rows[1][-1] == "<0.001"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -98,7 +99,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+def _show_what_can_be_shown() -> None:
+    """A locale without some letter, as of ± or μ, must not end a command that has printed half of its table: its number stands for it."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
+    _show_what_can_be_shown()
     try:
         with _heeding_sigterm():
             app(standalone_mode=True)

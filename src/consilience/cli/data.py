@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
@@ -19,6 +18,7 @@ from ..data.sources import make
 from ..runs.files import disk
 from ..runs.progress import progress_bar
 from .output import AsJson, print_json
+from .output import out as _out
 
 app = typer.Typer(no_args_is_help=True, help="List, check, fetch and look at data sets.")
 
@@ -42,7 +42,7 @@ def list_sources(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         here = {True: row["folder"] or "always", False: "no", None: "yours: give a path"}[row["found"]]
         table.add_row(row["name"], row["title"], escape(here))
     _out().print(table)
-    _out().print(f"Data directory: {directory.data_directory(data_dir)}", highlight=False, soft_wrap=True)
+    _out().print(f"Data directory: {escape(str(directory.data_directory(data_dir)))}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -196,10 +196,6 @@ def download(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> N
                             "folder": place["folder"]})
     for path in paths:
         _out().print(escape(str(path)), highlight=False, soft_wrap=True)
-
-
-def _out() -> Console:
-    return Console()
 
 
 def _table(*columns: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -211,11 +212,12 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
             warn(soon)
         link = launcher.superlink(host, port, database=folder.absolute() / "superlink.db")
         console.print(f"The SuperLink answers on {link.address} {'without' if insecure else 'with'} TLS; its log: "
-                      f"{launcher.log('superlink')}", soft_wrap=True)
+                      f"{launcher.log('superlink')}", soft_wrap=True, markup=False)
         for public in admitted or []:
             admit_key(launcher, link, public)
-        home = folder.absolute() / "flower" / "server"
-        console.print(f"Start a run with: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={home} flwr run APP consilience --stream", soft_wrap=True)
+        home = shlex.quote(str(folder.absolute() / "flower" / "server"))
+        console.print(f"Start a run with: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={home} flwr run APP consilience --stream", soft_wrap=True,
+                      markup=False)
         console.print("Ctrl-C stops it; started again with the same folder, it knows its sites.")
         while True:
             launcher.check()

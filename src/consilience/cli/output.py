@@ -19,6 +19,9 @@ from ..runs.files import DiskError
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
 
 
+_NO_EDGE = 100_000         # columns
+
+
 def _known_format(value: str) -> str:
     """Said before a command does its work, which may take hours."""
     if value not in FORMATS:
@@ -30,7 +33,10 @@ Format = Annotated[str, typer.Option("--format", help=f"The table's form: {', '.
 
 
 def out() -> Console:
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Standard output. What is not a terminal, as a file, has lines as long as they come: no cell of a table is folded there."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, soft_wrap=True, width=_NO_EDGE)
 
 
 def err() -> Console:

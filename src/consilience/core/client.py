@@ -233,7 +233,10 @@ class LocalWork:
 
 
 class PlainWork:
-    """Plain local training of a given model: the task alone. What parts ask for with `c.train`."""
+    """Plain local training of a given model: the task alone. What parts ask for with `c.train`.
+
+    Hooks that define the task act here too, and find their scratch as it is at the beginning of a round.
+    """
 
     def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str, steps: int | None, pace: float) -> None:
         self.fed, self.number, self.model, self.watch, self.pace = fed, number, model, watch, pace
@@ -245,10 +248,13 @@ class PlainWork:
         fed = self.fed
         state = fed.client(self.number)
         homes, numbers = state.tensors, fed.scalars(self.number, state, self.kind)
+        hooks = fed.program.hooks[fed.plain_phase.name]
+        acting = [*hooks["batch"], *hooks["main_loss"]]
         if self.watch and not slot.watch:
             slot.watch_point(self.watch, fed.spec.shapes[self.watch])
         slot.load(model=self.model, received=self.model, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
-                  personal=homes["personal"], scratch={}, optimiser=fed.still, index=self.index,
+                  personal=homes["personal"], scratch=fed.first_scratch(self.number, state, self.model, acting),
+                  optimiser=fed.still, index=self.index,
                   plan=fed.plans(self.number, self.schedule, self.kind), **(numbers | {"lr": self.pace * numbers["lr"]}))
 
     def finish(self, slot: Slot) -> tuple[Model, Tensor]:

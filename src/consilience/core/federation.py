@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -156,10 +156,14 @@ class Federation:
         """A forward pass outside training. Taps that act in training find their scratch as it is at the beginning of a round."""
         glance = Glance(self, number, state, model)
         if train and taps:
-            tapping = {p.name for p in glance.hooks["tap"]}
-            glance.scratch = tree.to({p.name: p.init_scratch(ClientView(self, number, p, model, state, "init_scratch", [number]))
-                                      for p in self.method.using("init_scratch") if p.name in tapping}, self.device)
+            glance.scratch = tree.to(self.first_scratch(number, state, model, glance.hooks["tap"]), self.device)
         return Pass(cast(Step, glance), model, train).forward(model, x, train, taps, "look")
+
+    def first_scratch(self, number: int, state: ClientState, model: Model, parts: Collection[Part]) -> Tree:
+        """The scratch of some parts as it is at the beginning of a round, for what is computed outside of one."""
+        view = lambda p: ClientView(self, number, p, model, state, "init_scratch", [number])
+        return {p.name: returned.tensors(p, "init_scratch", p.init_scratch(view(p)))
+                for p in self.method.using("init_scratch") if p in parts}
 
     def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "", steps: int | None = None,
                       pace: float = 1.0) -> tuple[Model, Tensor]:

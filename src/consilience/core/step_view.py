@@ -105,6 +105,11 @@ class StepView:
     def train(self) -> bool:
         return self._pass.train
 
+    @property
+    def plain(self) -> bool:
+        """Whether the step is one of plain training (`c.train`), where `batch` and `main_loss` alone act."""
+        return self._pass.step.phase.model == "plain"
+
     def task_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return self._pass.step.program.task.loss(logits, target)
 

@@ -71,7 +71,7 @@ class Rod(Part):
         return x if v.train or point != v.spec.layout.head else x + self._own(v, v.trace.after[v.spec.features])
 
     def main_loss(self, v: StepView) -> Any:
-        logits = v.trace.logits + v.scratch["balance"] if v.scratch else v.trace.logits      # plain training is the task alone
+        logits = v.trace.logits if v.plain else v.trace.logits + v.scratch["balance"]
         return v.task_loss(logits, v.batch.target)
 
     def loss(self, v: StepView) -> Any:

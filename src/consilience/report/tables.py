@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{"
           "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "κ": r"$\kappa$",
           "μ": r"$\mu$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "≥": r"$\geq$", "≤": r"$\leq$",
           "<": "$<$", ">": "$>$"}
+BOLD = "Bold: the highest mean of its column, as printed; gain and p say what a difference is worth. Rows that lack seeds are left out."
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Table:
     notes: Sequence[str] = ()
     data: list[dict[str, Any]] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
+    best: Collection[tuple[int, int]] = ()        # cells, by row and column, that are bold where letters can be
 
     def render(self, form: str) -> str:
         if form not in FORMATS:
@@ -44,19 +46,29 @@ class Table:
         out = [line(self.header), "  ".join("-" * w for w in widths), *(line(r) for r in self.rows)]
         return "\n".join([*([self.title, ""] if self.title else []), *out, *(["", *self.notes] if self.notes else [])])
 
-    def markdown(self) -> str:
-        line = lambda cells: "| " + " | ".join(str(c).replace("|", r"\|") for c in cells) + " |"
-        out = [line(self.header), "|" + "---|" * len(self.header), *(line(r) for r in self.rows)]
-        return "\n".join([*([f"**{self.title}**", ""] if self.title else []), *out, *(["", *self.notes] if self.notes else [])])
+    def markdown(self, paragraphs: bool = False) -> str:
+        """Notes are lines of one paragraph, or paragraphs of their own."""
+        line = lambda cells: "| " + " | ".join(cells) + " |"
+        safe = lambda text: str(text).replace("|", r"\|")
+        out = [line(map(safe, self.header)), "|" + "---|" * len(self.header), *map(line, self._marked(safe, "**{}**".format))]
+        notes = ("\n\n" if paragraphs else "\n").join(self._marked_notes())
+        return "\n".join([*([f"**{self.title}**", ""] if self.title else []), *out, *(["", notes] if notes else [])])
+
+    def _marked(self, safe: Callable[[str], str], bold: Callable[[str], str]) -> list[list[str]]:
+        return [[bold(safe(c)) if (i, j) in self.best else safe(c) for j, c in enumerate(row)] for i, row in enumerate(self.rows)]
+
+    def _marked_notes(self) -> list[str]:
+        """The notes of a form that has bold letters."""
+        return [*self.notes, *([BOLD] if self.best else [])]
 
     def latex(self) -> str:
         """For the booktabs package."""
         minus = lambda text: re.sub(r"(?<![\w.)\]+-])-(?=\d)", "−", str(text))      # a hyphen would be printed short
         safe = lambda text: "".join(_LATEX.get(ch, ch) for ch in minus(text))
-        line = lambda cells: " & ".join(safe(c) for c in cells) + r" \\"
-        body = [r"\begin{tabular}{l" + "r" * (len(self.header) - 1) + "}", r"\toprule", line(self.header), r"\midrule",
-                *(line(r) for r in self.rows), r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *(f"% {n}" for n in self.notes)])
+        line = lambda cells: " & ".join(cells) + r" \\"
+        body = [r"\begin{tabular}{l" + "r" * (len(self.header) - 1) + "}", r"\toprule", line(map(safe, self.header)), r"\midrule",
+                *map(line, self._marked(safe, r"\textbf{{{}}}".format)), r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *(f"% {n}" for n in self._marked_notes())])
 
     def csv(self) -> str:
         """For programs: a number a cell, nothing where there is none; what is printed where a table has no such numbers."""

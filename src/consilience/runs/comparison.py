@@ -241,7 +241,17 @@ class Comparison:
         header = ["method", "global", "personalised", "worst client", *self.measures]
         header += [title for name in self.bases.values() for title in (f"gain over {name}", "p")]
         rows = self.rows()
-        return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows, [self._numbers(row) for row in rows])
+        return Table(header, [self._cells(row) for row in rows], title, self.notes(), rows, [self._numbers(row) for row in rows],
+                     self._best(rows))
+
+    def _best(self, rows: Sequence[Row]) -> set[tuple[int, int]]:
+        """The cells with the highest mean of their column as it is printed, among rows that have all seeds."""
+        best: set[tuple[int, int]] = set()
+        for column, (label, _, _) in enumerate(COLUMNS, 1):
+            means = {i: round(row[label]["mean"], 3) for i, row in enumerate(rows) if row[label] is not None and not row["failures"]}
+            if len(means) > 1:
+                best |= {(i, column) for i, mean in means.items() if mean == max(means.values())}
+        return best
 
     def client_table(self) -> Table:
         """What each client would get of every method: a row for every client, where the clients are the same ones with every seed."""
@@ -307,7 +317,7 @@ class Comparison:
     def markdown(self, title: str = "", per_client: bool = False) -> str:
         clients = [t] if per_client and (t := self.client_table()).rows else []
         tables = [self.table(title), *clients, *([self.tuning.table()] if self.tuning else [])]
-        return "\n\n".join("\n\n".join([Table(t.header, t.rows, t.title).markdown(), *t.notes]) for t in tables) + "\n"
+        return "\n\n".join(t.markdown(paragraphs=True) for t in tables) + "\n"
 
     def save(self, out: str | Path, per_client: bool = False) -> None:
         write_json(Path(out) / "comparison.json", self.document(per_client))

@@ -72,6 +72,9 @@ def open_run(path: str | Path, data_dir: str | None = None, data: FederatedData 
     config, about = read_run_config(path, data_dir)
     refuse_other_code(path, read_json(path / "config.json").get("code", {}), config, "Bring that version back to use the run.")
     name = config.run.data
+    if data is None and (path / "federation.json").is_file():
+        raise ConfigError(f"The folder {str(path)!r} holds a federation over sites, whose rows stay with them, so it cannot be opened as a "
+                          "run. Its global model is final/global.safetensors; docs/federation.md says how to use it.")
     if data is None and "(" not in name and (name not in SOURCES or SOURCES[name].needs_path):
         raise DataError(f"The run in {str(path)!r} was trained on data in memory ({name!r}), which its folder does not hold. From "
                         "Python consilience.runs.reload.open_run(path, data=…) takes them; runs on files, as "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def open_finished(path: str | Path, which: str = "final", data_dir: str | None =
     last = max((r["round"] for r in run.records), default=0)
     if not run.done or run.federation.round_number < last:
         why = "is not finished" if not run.done else "has lost its newest checkpoint"
-        raise ConfigError(f"The run in {str(path)!r} {why}. Resume it with: consilience resume {path}")
+        raise ConfigError(f"The run in {str(path)!r} {why}. Resume it with: consilience resume {shlex.quote(str(path))}")
     if which == "best":
         _return_to_best(run)
     return run
