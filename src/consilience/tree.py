@@ -163,7 +163,6 @@ def matched(target: Any, source: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield from matched(target[k], source[k])
 
 
-
 # Flat dicts of tensors (parameters, gradients): one fused call for all leaves.
 
 def pick(flat: Flat, keys: Iterable[str]) -> Flat:

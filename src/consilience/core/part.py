@@ -339,7 +339,6 @@ class Part:
         return {}, s.server
 
 
-
 HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_shared", "init_server", "init_kept", "init_personal",
          "exchange", "prepare", "survey", "receive", "init_scratch", "plan", "finish", "release", "personalise",
          "batch", "beside", "tap", "relabel", "track", "before", "adversary", "main_loss", "loss", "correction", "gradient", "grad",
