@@ -70,7 +70,8 @@ def test_every_answer_is_what_a_pass_over_the_batch_shows(stack: str, how: dict[
     assert len({size for size, _ in met}) == (4 if how == {"last_batch": "keep"} else 1)
     monkeypatch.setattr(Step, "recalled", real)
     monkeypatch.setattr(federation, "recalled_models", lambda fed: ())
-    assert largest_difference(ours, run_tiny(parts_of(stack), **settings)) < 1e-5
+    # Processors add up batches of other sizes in other orders: up to 3e-5 was seen. One row in another's place makes 0.05 or more.
+    assert largest_difference(ours, run_tiny(parts_of(stack), **settings)) < 2e-4
 
 
 def test_models_are_those_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
