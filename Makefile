@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 KERNELS = tests/kernels tests/layers tests/parts/kernels tests/core/test_descent.py
 
-.PHONY: setup demo test test-federation test-kernels test-oldest lint clean
+.PHONY: setup demo test test-federation test-kernels test-processors test-oldest lint clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,11 @@ test-kernels: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -rs -m 'gpu or not gpu' $(KERNELS)
 	COMPILE_KERNELS_FOR=80,90 PYTHONPATH=tests $(BIN)/python -m pytest -n auto -p kernels_compiled -m 'gpu or not gpu' $(KERNELS)
+
+# The fast suite as older processors compute it, without AVX-512 and then without AVX: sums run in other orders, and bfloat16 has no instructions.
+test-processors: setup
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest -n auto
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest -n auto
 
 # The fast suite with the oldest versions that the package admits. PyPI's builds of that PyTorch are for CUDA: gigabytes.
 test-oldest: $(OLDEST)/.ready
