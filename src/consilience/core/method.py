@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError, RefusedCombination, did_you_mean
-from .part import EXCLUSIVE, HOOKS, STEP_HOOKS, TASK_HOOKS, Part, Phase
+from .part import EXCLUSIVE, HOOKS, OWN_STEPS, STEP_HOOKS, TASK_HOOKS, Part, Phase
 from .policy import Policy
 
 
@@ -50,6 +50,15 @@ class Method:
     def using(self, hook: str, model: str | None = None) -> list[Part]:
         return [p for p in self.parts if self.has(p, hook) and model in (None, p.acts_on)]
 
+    @property
+    def stepping_apart(self) -> tuple[str, ...]:
+        """Names of the parts that make steps of their own."""
+        return tuple(p.name for p in self.parts if any(self.has(p, hook) for hook in OWN_STEPS))
+
+    def trained_apart(self, key: str) -> bool:
+        """Whether a parameter is one that such a part attached: its own steps train it, and no phase."""
+        return key.startswith(tuple(name + "." for name in self.stepping_apart))
+
     def hooks(self, phase: Phase, uploads: bool) -> dict[str, list[Part]]:
         """hook -> the parts that act in this phase; those with `terms` of its loss; those with `corrections` of its gradient. Statistics
         and adversaries follow only what will be uploaded.
@@ -58,7 +67,7 @@ class Method:
         active["terms"] = [p for p in self.parts if p in active["loss"] or p in active["correction"]]
         active["corrections"] = [p for p in self.parts if p in active["correction"] or p in active["grad"]]
         active["tap"] = [p for p in self.using("tap") if p.in_every_pass or p.acts_on == phase.model]
-        return active if uploads else active | {"track": [], "adversary": [], "before": []}
+        return active if uploads else active | {"track": [], **{hook: [] for hook in OWN_STEPS}}
 
     @property
     def skips_exchanges(self) -> bool:

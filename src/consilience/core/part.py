@@ -346,4 +346,5 @@ HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_sh
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
 # act on the part's own model
 STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "correction", "gradient", "grad")
+OWN_STEPS = ("before", "adversary")                  # descend a loss of the part's own
 EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release", "choose")      # only one part may define them

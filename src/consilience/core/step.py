@@ -21,7 +21,7 @@ from .declared import own_tensors
 from .gradients import Gradients
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
-from .part import Batch, Model, Part, Phase, Spec
+from .part import OWN_STEPS, Batch, Model, Part, Phase, Spec
 from .recall import trace_of
 from .slot import Slot
 from .step_view import StepView
@@ -280,10 +280,9 @@ class Program:
         for hooks in self.hooks.values():             # one pass for two batches: only where neither shows in what the other gives
             if not samples_apart or hooks["tap"] or hooks["relabel"] or hooks["gradient"]:
                 hooks["beside"] = []
-        apart = {p.name for hook in ("before", "adversary") for p in method.using(hook)}
         # parts whose personal tensors descend the main loss in this phase
         self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
-                                  if p.model == "model" and q.name not in apart] for p in phases}
+                                  if p.model == "model" and q.name not in method.stepping_apart] for p in phases}
 
     def lay_out(self, x: Tensor) -> Tensor:
         """Images in the run's layout."""
@@ -355,7 +354,7 @@ class Program:
 
     def begin(self, slot: Slot, phase: Phase) -> None:
         """Only what this phase trains (or its adversaries train) records a graph."""
-        apart = [p.name for hook in ("before", "adversary") for p in self.hooks[phase.name][hook]]
+        apart = [p.name for hook in OWN_STEPS for p in self.hooks[phase.name][hook]]
         prefixes = tuple(name + "." for name in apart)
         for k, p in slot.model_of(phase)["params"].items():
             p.requires_grad_(k in self.trains[phase.name] or k.startswith(prefixes))
