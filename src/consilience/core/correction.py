@@ -2,7 +2,7 @@
 
 A pull as a term of the loss alone costs a GPU four small kernels a tensor: two for the sum of squares, and one for adding its gradient to
 the task's. Here all tensors are laid end to end, and eight kernels serve any number of them. That takes the gradient past autograd, so it
-is done only where nobody could see the difference (`Step.apart`). Elsewhere the term goes through autograd.
+is done only where nobody could see the difference (`Step.past_autograd`). Elsewhere the term goes through autograd.
 """
 
 from __future__ import annotations

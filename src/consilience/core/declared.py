@@ -29,7 +29,7 @@ def still(fed: Federation) -> Tree:
     """The optimisers' state before the first step: one for each phase, and under "apart" one for each part that takes steps of its own."""
     phases = {p.name: optimiser.init(fed.policy, tree.pick(fed.model["params"], p.keys)) for p in [*fed.phases, fed.plain_phase]}
     names = sorted(fed.method.stepping_apart)
-    personal, policy = initial(fed, "personal") if names else {}, optimiser.apart(fed.policy)
+    personal, policy = initial(fed, "personal") if names else {}, optimiser.for_own_steps(fed.policy)
     return {**phases, "apart": {n: optimiser.init(policy, own_tensors(n, fed.model["params"], personal.get(n, {}))) for n in names}}
 
 

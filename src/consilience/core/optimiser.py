@@ -58,7 +58,7 @@ def in_pieces(*lists: list[Tensor]) -> tuple[list[Tensor], ...]:
     return tuple([piece for t in ts for piece in t.detach().as_strided((t.numel(),), (1,)).split(length)] for ts in lists)
 
 
-def apart(policy: Policy) -> Policy:
+def for_own_steps(policy: Policy) -> Policy:
     """What the parts' own steps are made with: SGD with the run's learning rate and momentum, without weight decay."""
     return replace(policy, optimiser="sgd", weight_decay=0.0)
 

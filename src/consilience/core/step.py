@@ -128,7 +128,7 @@ class Pass:
             if part in step.hooks["loss"]:
                 self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
             own = step.corrections.get(part.name)
-            if own is not None and own.target and part.name not in step.apart:
+            if own is not None and own.target and part.name not in step.past_autograd:
                 self.terms.append((part.name, correction.term(view.params, own)))
         loss = self.terms[0][1]
         for _, term in self.terms[1:]:
@@ -200,7 +200,7 @@ class Step:
         return descent.possible(self)
 
     @cached_property
-    def apart(self) -> frozenset[str]:
+    def past_autograd(self) -> frozenset[str]:
         """Parts whose pull is added to the gradient past autograd: where a kernel is to do so, or where it is the first to act on the
         gradient of the step's loss, so that nobody could see the difference.
         """
@@ -209,15 +209,15 @@ class Step:
         if self.takes_narrow:
             return frozenset(self.corrections)
         first = self.hooks["corrections"][0].name
-        apart = first in self.corrections and correction.on_gpu(self.model["params"], self.corrections[first])
-        return frozenset({first} if apart else ())
+        alone = first in self.corrections and correction.on_gpu(self.model["params"], self.corrections[first])
+        return frozenset({first} if alone else ())
 
     def correct(self, g: Flat) -> Flat:
         """The gradient as parts change it after it was taken. A pull past autograd joins the loss here."""
         for part, view in self.first.views("corrections"):
             before, own = g, self.corrections.get(part.name, Correction())
             g = tree.add_where(g, own.add)
-            if own.target and part.name in self.apart:
+            if own.target and part.name in self.past_autograd:
                 assert self.result is not None
                 g, term = correction.pulled(g, view.params, own)
                 self.first.terms.append((part.name, term))
@@ -270,7 +270,7 @@ class Program:
     def __init__(self, network: Network, method: Method, phases: list[Phase], spec: Spec, task: Task,
                  transform: Callable[..., Any], samples_apart: bool = False) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
-        self.apart = optimiser.apart(spec.policy)
+        self.policy_of_own_steps = optimiser.for_own_steps(spec.policy)
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
         self.gather = getattr(transform, "gather", None)
         self.channels_last = spec.policy.layout == "channels_last"
@@ -295,7 +295,7 @@ class Program:
         if not torch.is_tensor(loss):             # switched off by its settings
             return
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
-        optimiser.update(self.apart, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
+        optimiser.update(self.policy_of_own_steps, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
         self.network.forget(own.values())
 
     def step(self, slot: Slot, phase: Phase, size: int) -> Step:
