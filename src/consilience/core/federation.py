@@ -300,6 +300,10 @@ class Federation:
             drawn = returned.chosen(part, part.choose(view, list(drawn)), {*able, *drawn}, size)
         return drawn
 
+    def trains(self, number: int) -> bool:
+        """Whether a client has samples enough for a step; else it is idle in every round."""
+        return self.samples.steps_for(self.samples.size_of(number), self.phases) > 0
+
     def _able(self, ids: Sequence[int]) -> list[int]:
         """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""
         sizes = [self.samples.size_of(i) for i in ids]

@@ -40,7 +40,7 @@ def prepare(fed: Federation, silent: frozenset[int]) -> RoundReport:
 def play(fed: Federation, cohort: list[int], silent: frozenset[int] = frozenset()) -> RoundReport:
     """Survey, deliver, train, settle, aggregate. Clients train in the order given; everything is summed in that of their numbers."""
     report = RoundReport(fed.round_number, sorted(cohort), exchanged=fed.method.exchanges(fed.round_number))
-    idle = {i for i in cohort if not fed.samples.schedule(i, fed.phases)}
+    idle = {i for i in cohort if not fed.trains(i)}
     lost = {i for i in cohort if i not in idle and (i in silent or (fed.policy.dropout and fed.fails(i)))}
     active = [i for i in cohort if i not in idle and i not in lost]
     ids = sorted(active)

@@ -32,7 +32,7 @@ class ClientRows:
 
     def __init__(self, table: RowTable, seed: int, share_held: float) -> None:
         self.table, self.seed, self.share = table, seed, share_held
-        self.different_sizes = [n - int(n * share_held) for n in table.sizes.unique().tolist()]
+        self.different_sizes = [self.left(n) for n in table.sizes.unique().tolist()]
         self._recent = lru_cache(64)(self._divide)           # a client's hooks ask several times
 
     def __len__(self) -> int:
@@ -41,12 +41,21 @@ class ClientRows:
     def __getitem__(self, number: int) -> Rows:
         return self._recent(number)
 
+    def left(self, samples: int) -> int:
+        """With how many of so many samples a client trains, once parts have held back theirs."""
+        return samples - int(samples * self.share)
+
     def _divide(self, number: int) -> Rows:
-        return hold_back(self.table[number], self.share, rng.key(self.seed, "reserve", number))
+        own = self.table[number]
+        held = len(own) - self.left(len(own))
+        if not held:
+            return Rows(own, own[:0])
+        order = rng.permutation(rng.key(self.seed, "reserve", number), len(own))
+        return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
     def size_of(self, number: int) -> int:
         start, end = self.table.starts[number: number + 2].tolist()
-        return (end - start) - int((end - start) * self.share)
+        return self.left(end - start)
 
 
 class Samples:
@@ -146,15 +155,6 @@ class Samples:
     def order(self, number: int, round_number: int, schedule: Schedule) -> Tensor:
         """(steps, batch): the rows of the samples of every step."""
         return self.rows_at(number, self.places(number, round_number, schedule))
-
-
-def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
-    """Hold back a share of a client's samples, by a keyed draw."""
-    held = int(len(own) * share)
-    if not held:
-        return Rows(own, own[:0])
-    order = rng.permutation(key, len(own))
-    return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
 
 def _draw_order(samples: int, sizes: list[int], policy: Policy, device: torch.device, key: Tensor) -> Tensor:

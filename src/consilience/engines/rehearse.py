@@ -64,7 +64,7 @@ def work_of(fed: Federation, number: int) -> LocalWork:
 
 
 def who_trains(fed: Federation) -> Iterator[int]:
-    return (i for i in range(fed.size) if fed.samples.schedule(i, fed.phases))
+    return (i for i in range(fed.size) if fed.trains(i))
 
 
 def rehearse(fed: Federation) -> Rehearsal:

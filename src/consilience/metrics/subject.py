@@ -191,14 +191,11 @@ class Subject:
             if name not in self.names:
                 raise ConfigError(f"There is no client {name!r}.{did_you_mean(name, self.names)}")
             owner = self.names.index(name)
-            if not self._trains(owner):
+            if not self.fed.trains(self.number(owner)):
                 raise ConfigError(f"The client {name!r} has too few samples for a batch, so it never trains.")
             return owner
-        able = [i for i in (range(len(self.names)) if self.clients is None else self.clients) if self._trains(i)]
+        able = [i for i in (range(len(self.names)) if self.clients is None else self.clients) if self.fed.trains(self.number(i))]
         return min(able, key=lambda i: (abs(len(self.present(i)) - self.data.classes / 2), i))
-
-    def _trains(self, owner: int) -> bool:
-        return bool(self.fed.samples.schedule(self.number(owner), self.fed.phases))
 
     def local_path(self, owner: int, rows: str, point: str, looks: int, samples: int) -> list[tuple[int, Tensor, Tensor]]:
         """(step, logits, values at the point) along a client's local training, on samples drawn once; step 0 is what it received."""

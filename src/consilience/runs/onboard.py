@@ -74,7 +74,7 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
 
 def _refuse_too_few(fed: Federation, samples: int) -> None:
     """A federation of this client alone would speak of the run's batch and split, which are settled."""
-    samples -= int(samples * fed.samples.rows.share)              # what parts hold back
+    samples = fed.samples.rows.left(samples)
     if not fed.samples.steps_for(samples, fed.phases):
         few, _ = fed.samples.too_few
         raise DataError(f"The new client has {samples} sample{'s' if samples != 1 else ''} to train on, fewer than {few}: it can make no "

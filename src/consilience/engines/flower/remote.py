@@ -30,7 +30,7 @@ class Remote:
     def begin(self, cohort: Sequence[int]) -> None:
         """Before a round: how many of its sites must answer. Those that cannot fill a batch are not asked."""
         fed = self.fed
-        active = [i for i in cohort if fed.samples.schedule(i, fed.phases)]
+        active = [i for i in cohort if fed.trains(i)]
         self.least = max(1, min(self.roster.settings.least, len(active)))
 
     def run(self, works: Iterable[Work]) -> Iterator[Outcome | None]:
