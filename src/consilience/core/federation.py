@@ -182,7 +182,12 @@ class Federation:
     def personal_model(self, number: int) -> tuple[Model, bool]:
         """The model a client is served by, and whether taps act in it."""
         state = self.client(number)
-        model, taps = self.received(state), True
+        return self.served(number, state, self.received(state))
+
+    @torch.no_grad()
+    def served(self, number: int, state: ClientState, model: Model) -> tuple[Model, bool]:
+        """The same for a client with this state that holds `model`."""
+        taps = True
         for part in self.method.using("personalise"):
             view = ClientView(self, number, part, model, state, "personalise", [number])
             model, taps = returned.served(part, part.personalise(view), model)

@@ -18,7 +18,7 @@ from ..core.population import RowTable
 from ..data import FederatedData
 from ..errors import ConfigError, ConsilienceError, did_you_mean
 from .gather import Answers, Asked, gather
-from .local_training import Trained, served, train_all, watch_client
+from .local_training import Trained, train_all, watch_client
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class Subject:
             outcome = self.trained.outcomes[number]
             if model == "global":
                 return number, outcome.state, outcome.model, False
-            return number, outcome.state, *served(fed, number, outcome.model, outcome.state)
+            return number, outcome.state, *fed.served(number, outcome.state, outcome.model)
         if model == "global":
             # a client that made no step holds what it received
             return number, state, fed.model if training == "before" else fed.received(state), False

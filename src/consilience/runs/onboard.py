@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..core import returned
-from ..core.client import ClientState, ClientView, LocalWork
+from ..core.client import ClientState, LocalWork
 from ..core.diagnose import refuse_nonfinite
 from ..core.federation import Federation
 from ..core.part import Model
@@ -165,11 +164,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
         "local training as in a round" + (", with the shared state of the run" if tree.leaves(fed.shared) else "")
     if any(tree.leaves(d) for d in down.values()):
         rule += ", from a mixture of the clients' models that the server sent"
-    model, taps = outcome.model, True
-    with torch.no_grad():
-        for part in personalise:
-            view = ClientView(fed, number, part, model, outcome.state, "personalise", ids)
-            model, taps = returned.served(part, part.personalise(view), model)
+    model, taps = fed.served(number, outcome.state, outcome.model)
     return Served(fed, number, outcome.state, model, taps and fed.personal, NEW), rule
 
 
