@@ -249,9 +249,9 @@ class Federation:
             self.keep("server", part, returned.tensors(part, "server", server, "server tensors"))
         return reduced
 
-    def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None, silent: frozenset[int] = frozenset()) -> int:
-        """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
-        sent, coming = 0, ids
+    def ask_clients(self, stage: str, ids: list[int], report: RoundReport, silent: frozenset[int] = frozenset()) -> None:
+        """prepare (once) and survey (each round): parts look at client data before any training. The report counts what was sent."""
+        coming = ids
         for part in self.method.using(stage):
             ids = [i for i in self.took_part if i not in silent] if stage == "survey" and part.surveys_previous else coming
             if not ids:                             # the first round has none before it
@@ -261,11 +261,9 @@ class Federation:
             if unanswered:                          # parts may have shared work out among the clients, so the rest is no answer
                 raise Unanswered(unanswered)
             if any(uploads):
-                sent += sum(tree.count_bytes(u) for u in uploads)
+                report.bytes_up += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
-                if report is not None:
-                    report.releases[f"{stage} {part.name}"] = ids
-        return sent
+                report.releases[f"{stage} {part.name}"] = ids
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def prepare(fed: Federation, silent: frozenset[int]) -> RoundReport:
         report.bytes_down += _download_bytes(fed, i)
         fed.clients.put(i, replace(fed.client(i), seen=fed.clock))
     if ids:
-        report.bytes_up = fed.exchange("prepare", ids, report)
+        fed.ask_clients("prepare", ids, report)
     fed.prepared = True
     return _accounted(fed, report)
 
@@ -46,7 +46,7 @@ def play(fed: Federation, cohort: list[int], silent: frozenset[int] = frozenset(
     ids = sorted(active)
     report.idle, report.lost = sorted(idle), sorted(lost)
     if ids:
-        report.bytes_up += fed.exchange("survey", ids, report, silent)
+        fed.ask_clients("survey", ids, report, silent)
     delivering = [(p, fed.serve(p, "deliver", ids)) for p in fed.method.using("deliver")] if ids else []
     down = {i: {p.name: returned.tensors(p, "deliver", p.deliver(view, i)) for p, view in delivering} for i in active}
     report.bytes_down = sum(_download_bytes(fed, i) for i in (*active, *report.lost)) + tree.count_bytes(down)
