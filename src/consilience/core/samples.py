@@ -20,6 +20,10 @@ ON_DEVICE = 4096                              # orders of at least so many sampl
 AT_ONCE, SEVERAL = 1 << 22, 4                 # numbers of input in one pass over a client on a GPU; batches joined into one at most
 
 
+def steps_in(schedule: Schedule) -> int:
+    return sum(len(sizes) for _, sizes in schedule)
+
+
 class Rows(NamedTuple):
     """A client's samples: those it trains on and those parts asked to hold back."""
 
@@ -142,7 +146,7 @@ class Samples:
         """(steps, batch): the samples of every step, by their number among the client's own. What a smaller last batch leaves over is
         padding, never read.
         """
-        on_device = self.device.type == "cuda" and sum(len(sizes) for _, sizes in schedule) * self.policy.batch >= ON_DEVICE
+        on_device = self.device.type == "cuda" and steps_in(schedule) * self.policy.batch >= ON_DEVICE
         device = self.device if on_device else torch.device("cpu")             # the same numbers, drawn and sorted there
         orders = [_draw_order(self.size_of(number), sizes, self.policy, device,
                               rng.key(self.policy.seed, "order", number, round_number, phase.name)) for phase, sizes in schedule]

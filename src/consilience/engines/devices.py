@@ -176,7 +176,7 @@ class Devices:
             yield from self.here.run(works)
             return
         if ours:
-            yield from self._share(ours[0].fed, [w.size for w in ours], lambda twin, places, stop: twin.engine.run(
+            yield from self._share(ours[0].fed, [w.steps for w in ours], lambda twin, places, stop: twin.engine.run(
                 [self._elsewhere(twin, ours[p], stop) for p in places]))
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:

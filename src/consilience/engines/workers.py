@@ -72,7 +72,7 @@ class Workers:
             return
         if ours:
             fed = ours[0].fed
-            yield from self._call(fed, train_client, ours[0].cohort, [w.size for w in ours],
+            yield from self._call(fed, train_client, ours[0].cohort, [w.steps for w in ours],
                                   lambda i: (ours[i].number, self._carried(fed, ours[i].state), ours[i].download))
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from ..core.client import ClientState, Outcome
 from ..core.federation import Engine, Federation, Work
 from ..core.part import Model
+from ..core.samples import steps_in
 from ..core.store import ClientStore
 
 
@@ -106,7 +107,7 @@ class _Watching:
     def _walk(self, work: Work) -> None:
         program, slot = self.fed.program, self.fed.make_slot(work)
         work.load(slot)
-        total, done = sum(len(sizes) for _, sizes in work.schedule), 0
+        total, done = steps_in(work.schedule), 0
         self.show(0, total, slot.model)
         for phase, sizes in work.schedule:
             program.begin(slot, phase)

@@ -15,6 +15,7 @@ from .. import rng
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.population import RowTable
+from ..core.samples import steps_in
 from ..data import FederatedData
 from ..errors import ConfigError, ConsilienceError, did_you_mean
 from .gather import Answers, Asked, gather
@@ -203,7 +204,7 @@ class Subject:
             number = self.number(owner)
             state, every = self.fed.client(number), self.everything(rows)
             drawn = every[rng.permutation(self.key("path", rows), len(every))[:samples]]
-            total = sum(len(sizes) for _, sizes in self.fed.samples.schedule(number, self.fed.phases))
+            total = steps_in(self.fed.samples.schedule(number, self.fed.phases))
             seen: list[tuple[int, Tensor, Tensor]] = []
 
             def show(step: int, of: int, model: Model) -> None:
