@@ -317,15 +317,11 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
 
 
 _LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs
-_OF_DATA = ("data", "split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out",
-            "split_file", "data_dir", "map_data")
 
 
 def _data_of(config: RunConfig) -> FederatedData:
     """Runs in a row that differ by method alone read and divide their data once."""
-    r = config.run
-    seed = config.policy.seed if r.data_seed is None else r.data_seed
-    key = json.dumps([seed, os.environ.get(VARIABLE), *(getattr(r, name) for name in _OF_DATA)])
+    key = json.dumps([config.run.data, os.environ.get(VARIABLE), config.data_settings()])
     if key not in _LOADED:
         _LOADED.clear()
         _LOADED[key] = load_data(config)

@@ -52,12 +52,7 @@ class Warner(Listener):
 
 def load_data(config: RunConfig, source: Dataset | None = None) -> FederatedData:
     """The data set a configuration names, or the one given, divided as it says."""
-    r = config.run
-    seed = config.policy.seed if r.data_seed is None else r.data_seed
-    return load(r.data if source is None else source, r.split, r.clients, seed,
-                shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
-                data_dir=r.data_dir, transform=r.transform, split_file=r.split_file, train_fraction=r.train_fraction,
-                hold_out=[int(c) if c.isdigit() else c for c in r.hold_out], map_data=r.map_data)
+    return load(config.run.data if source is None else source, **config.data_settings())
 
 
 def choose_device(name: str) -> torch.device:
