@@ -30,6 +30,7 @@ from ..cuda_start import QUEUES, queues_of_each
 from ..data import FederatedData
 from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
+from ..engines.hardware import usable_cores
 from ..engines.workers import one_thread
 from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
 from ..memory import no_room
@@ -99,10 +100,10 @@ def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
 
 
 def default_workers(config: RunConfig) -> int:
-    """All cores; one run at a time where they would share an accelerator."""
+    """All cores that this process may use; one run at a time where they would share an accelerator."""
     if config.run.devices or choose_device(config.run.device).type != "cpu":
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def run_many(jobs: Sequence[Job], what: str, *, workers: int | None = None, again: bool = False,
