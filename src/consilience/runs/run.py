@@ -203,14 +203,13 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
             folder: RunFolder | None, until: float | None = None) -> None:
-    from .measure import criterion_of_round, measures_of_round
     for message in warnings_of(fed, data, config.run.rounds):
         listener.warned(message)
     if (drawn := scored_clients(fed, data, config.run.eval_clients)) is not None:
         listener.noted(f"{len(drawn)} of {data.population} clients, drawn by the seed, are scored; eval_clients=0 scores all")
     fed.on_client = listener.client_done
     listener.started(fed, config.run.rounds, fed.round_number)
-    judge, judging = _Patience(config.run.patience, result.records), config.run.criterion != ACCURACY
+    judge = _Patience(config.run.patience, result.records)
     if not fed.prepared:
         start = time.perf_counter()
         asked = describe_round(fed.prepare(), data.table.names) | NOT_SCORED
@@ -223,22 +222,10 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
                 folder.checkpoint(fed, force=True)
             return
         start = time.perf_counter()
-        report = fed.round()
-        record = describe_round(report, data.table.names)
-        due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
-        # what models answer is asked once, for accuracy and for the criterion
-        subject = Subject(fed, only(data, drawn), clients=drawn) if judging and due and report.exchanged else None
-        record |= score_round(fed, data, config.run.eval_clients, subject) if due and report.exchanged else NOT_SCORED
-        if subject is not None:
-            record["criterion"] = criterion_of_round(fed, data, config.run.criterion, drawn, subject)
-            if record["criterion"]["validation"] is None and len(data.table.val.rows) and not any("criterion" in r for r in result.records):
-                listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
-                                "round is chosen by it. Take more validation samples, or another criterion.")
-        record["measured"] = {"seconds": time.perf_counter() - start}
-        looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
-        if config.run.measure and due and looked and report.exchanged:
-            record["measures"] = measures_of_round(fed, only(data, drawn), config.run.measure, [*result.records, record],
-                                                   clients=drawn, subject=subject)
+        record = _round(config, data, fed, drawn, result.records)
+        if _says_nothing(record, data) and not any("criterion" in r for r in result.records):
+            listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
+                            "round is chosen by it. Take more validation samples, or another criterion.")
         _keep(result, folder, listener, record)
         if folder:
             folder.keep_best(result, data, record)
@@ -249,6 +236,33 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         result.stopped = f"no better validation score in {config.run.patience} scorings"
     if folder:
         folder.finish(result, data)
+
+
+def _round(config: RunConfig, data: FederatedData, fed: Federation, drawn: list[int] | None,
+           records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make a round; its record, with scores and measures where they are due. `drawn` are the clients that are scored, None for all."""
+    from .measure import criterion_of_round, measures_of_round
+    run, start = config.run, time.perf_counter()
+    report = fed.round()
+    due = lambda every: report.number % every == 0 or report.number == run.rounds
+    seconds = lambda: {"measured": {"seconds": time.perf_counter() - start}}
+    record = describe_round(report, data.table.names)
+    if not (due(run.eval_every) and report.exchanged):
+        return record | NOT_SCORED | seconds()
+    # what models answer is asked once, for accuracy and for the criterion
+    subject = Subject(fed, only(data, drawn), clients=drawn) if run.criterion != ACCURACY else None
+    record |= score_round(fed, data, run.eval_clients, subject)
+    if subject is not None:
+        record["criterion"] = criterion_of_round(fed, data, run.criterion, drawn, subject)
+    record |= seconds()
+    if run.measure and due(run.measure_every or 1):
+        record["measures"] = measures_of_round(fed, only(data, drawn), run.measure, [*records, record], clients=drawn, subject=subject)
+    return record
+
+
+def _says_nothing(record: dict[str, Any], data: FederatedData) -> bool:
+    """Whether the criterion has no value on validation samples that are there."""
+    return "criterion" in record and record["criterion"]["validation"] is None and len(data.table.val.rows) > 0
 
 
 def _keep(result: Result, folder: RunFolder | None, listener: Listener, record: dict[str, Any]) -> None:
