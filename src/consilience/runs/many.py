@@ -32,15 +32,16 @@ from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.hardware import usable_cores
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
+from ..errors import ConsilienceError, DeviceError, unknown
 from ..memory import no_room
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
+from .listener import Listener, Watcher
 from .outside import code_of
 from .result import Result
-from .run import Listener, choose_device, load_data, run_config
+from .run import choose_device, load_data, run_config
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
 
@@ -76,23 +77,6 @@ class Job:
     folder: str | None
     then: Then | None = None
     ran: bool = False                       # the folder holds the finished run: only `then` is left
-
-
-class Watcher:
-    """Hears how a set of runs goes on. Override what is needed."""
-
-    def begin(self, what: str, runs: int, rounds: int) -> None: ...
-    def rounds_done(self, rounds: int) -> None: ...
-    def run_done(self, label: str, failure: str | None) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def noted(self, label: str, note: str) -> None: ...
-
-
-class Warner(Watcher):
-    """For whoever asked for no display: warnings alone, as Python's own."""
-
-    def warned(self, message: str) -> None:
-        warn_caller(message)
 
 
 def folder_in(out: str | Path | None, config: RunConfig) -> str | None:

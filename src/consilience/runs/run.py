@@ -21,33 +21,19 @@ from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
-from ..errors import ConfigError, DeviceError, warn_caller
+from ..errors import ConfigError, DeviceError
 from ..metrics.criterion import ACCURACY, validation_score
 from ..metrics.subject import Subject
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
 from .given import own_data, own_model
+from .listener import Listener, RunWarner
+from .progress import RunProgress, progress_bar
 from .result import Result
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
-
-
-class Listener:
-    """Hears how a run goes on; for progress displays and trackers. Override what is needed."""
-
-    def started(self, federation: Federation, rounds: int, done: int) -> None: ...
-    def client_done(self, done: int, of: int) -> None: ...
-    def round_done(self, record: dict[str, Any]) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def noted(self, message: str) -> None: ...
-
-
-class Warner(Listener):
-    """For whoever asked for no display: warnings alone, as Python's own. Unheard, FedAvg's numbers could pass for another method's."""
-
-    def warned(self, message: str) -> None:
-        warn_caller(message)
+from .trackers import make_trackers
 
 
 def load_data(config: RunConfig, source: Dataset | None = None) -> FederatedData:
@@ -126,8 +112,7 @@ def run(method: str = "fedavg", data: str | Dataset | FederatedData = "digits", 
     config = RunConfig.make({**settings, "method": method, "model": own_model(settings.get("model"))})
     given = load_data(config, data) if isinstance(data, Dataset) else data if isinstance(data, FederatedData) else None
     if not progress:
-        return run_config(config, out=out, listener=listener or Warner(), again=again, data=given)
-    from .progress import RunProgress, progress_bar  # a listener, and so imports this module
+        return run_config(config, out=out, listener=listener or RunWarner(), again=again, data=given)
     with progress_bar() as bar:
         return run_config(config, out=out, listener=RunProgress(bar, config.stack().canonical), again=again, data=given)
 
@@ -139,7 +124,6 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
     At the time `until` (of `time.time`) the run is cut off between two rounds; its folder then holds a checkpoint to go on from.
     """
     from .measure import check_criterion, check_measures  # measures read runs, and so import this module
-    from .trackers import make_trackers
     data = data or load_data(config)
     if config.run.patience and not len(data.table.val.rows):         # they may be the data's own, so no setting tells
         raise ConfigError("The 'patience' option of the run needs validation samples: set validation=0.1 or so.")
