@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ConfigError, RefusedCombination, did_you_mean
 from .part import EXCLUSIVE, HOOKS, OWN_STEPS, STEP_HOOKS, TASK_HOOKS, Part, Phase
@@ -19,6 +18,8 @@ class Method:
         for part in self.parts:
             for name in sorted(part.unused - {*HOOKS}):
                 raise ConfigError(f"Part {part.name!r} calls {name!r} unused, which is no hook.{did_you_mean(name, HOOKS)}")
+            for name in sorted(part.prefers.keys() - {"weights"}):
+                raise ConfigError(f"Part {part.name!r} prefers a {name!r}, which nothing would come of: `prefers` says 'weights' alone.")
         for i, a in enumerate(self.parts):
             for b in self.parts[i + 1:]:
                 reason = self.conflict(a, b)
@@ -79,17 +80,11 @@ class Method:
         return all(p.exchange(round_number) for p in self.using("exchange"))
 
     def resolve(self, policy: Policy) -> Policy:
-        """The run's policy with every "auto" replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""
-        wanted: dict[str, dict[str, str]] = {}
-        for part in self.parts:
-            for key, value in ({} if part.at_neutral else part.prefers).items():
-                wanted.setdefault(key, {})[part.name] = value
-        fallback = {"weights": "samples"}
-        changes: dict[str, Any] = {}
-        for key, plain in fallback.items():
-            if getattr(policy, key) == "auto":
-                values = set(wanted.get(key, {}).values())
-                if len(values) > 1:
-                    raise ConfigError(f"Parts prefer different {key}: {wanted[key]}. Set {key} explicitly.")
-                changes[key] = values.pop() if values else plain
-        return replace(policy, **changes)
+        """The run's policy with `weights=auto` replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""
+        if policy.weights != "auto":
+            return policy
+        wanted = {p.name: p.prefers["weights"] for p in self.parts if "weights" in p.prefers and not p.at_neutral}
+        values = set(wanted.values())
+        if len(values) > 1:
+            raise ConfigError(f"Parts prefer different weights: {wanted}. Set weights explicitly.")
+        return replace(policy, weights=values.pop() if values else "samples")

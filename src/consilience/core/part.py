@@ -105,7 +105,7 @@ class Part:
     narrow_maps: ClassVar[bool] = False   # its tap takes maps in bfloat16 where the run computes so; others get them in float32
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
-    prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"; none at its neutral setting
+    prefers: ClassVar[Mapping[str, str]] = {}  # {"weights": …} of the average it was published with, for runs that leave them open
 
     def __post_init__(self) -> None:
         check(self, self.name)
