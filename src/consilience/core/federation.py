@@ -17,7 +17,7 @@ from . import returned
 from .assemble import assemble
 from .client import ClientState, ClientView, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
-from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
+from .engine import ClientTask, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
 from .memory_layout import settle_layout
@@ -33,8 +33,6 @@ from .server import ServerView, reduce_uploads
 from .slot import Slot
 from .step import Pass, Step
 from .store import ClientStore, MemoryStore, StoreFactory
-
-__all__ = ["Engine", "EngineFactory", "Federation", "MappingEngine", "RoundReport", "Work"]
 
 
 class Federation:

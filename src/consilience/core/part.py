@@ -18,7 +18,7 @@ from .policy import Policy
 if TYPE_CHECKING:
     from .client import ClientView
     from .server import ServerView
-    from .step import StepView
+    from .step_view import StepView
 
 Model = dict[str, Flat]                     # {"params": …, "buffers": …}
 

@@ -27,8 +27,6 @@ from .slot import Slot
 from .step_view import StepView
 from .task import Task
 
-__all__ = ["Pass", "Program", "Step", "StepView"]
-
 
 class Pass:
     """The objective at one point in parameter space."""

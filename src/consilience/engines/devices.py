@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ..core.client import LocalWork
-from ..core.engine import EngineFactory, RoomyEngine
-from ..core.federation import ClientTask, Federation, Work
+from ..core.engine import ClientTask, EngineFactory, RoomyEngine, Work
+from ..core.federation import Federation
 from ..core.slot import Slot
 from ..core.step import Program
 from ..errors import ConfigError, did_you_mean

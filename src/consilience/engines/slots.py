@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from .. import tree
-from ..core.engine import ClientTask
-from ..core.federation import Federation, Work
+from ..core.engine import ClientTask, Work
+from ..core.federation import Federation
 from ..core.part import Phase
 from ..core.samples import steps_in
 from ..core.slot import Slot

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ..core.client import LocalWork, train_client
-from ..core.federation import ClientTask, Federation, Work
+from ..core.engine import ClientTask, Work
+from ..core.federation import Federation
 from ..core.slot import Slot
 from ..core.step import Program
 from ._pool import Content, Pool

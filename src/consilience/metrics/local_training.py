@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.client import ClientState, Outcome
-from ..core.federation import Engine, Federation, Work
+from ..core.engine import Engine, Work
+from ..core.federation import Federation
 from ..core.part import Model
 from ..core.samples import steps_in
 from ..core.store import ClientStore

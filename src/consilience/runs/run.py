@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import memory, rng
-from ..core.federation import Federation, RoundReport
+from ..core.engine import RoundReport
+from ..core.federation import Federation
 from ..core.population import Population
 from ..core.task import task_named
 from ..data import Dataset, FederatedData, load

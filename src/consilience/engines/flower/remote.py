@@ -13,7 +13,8 @@ import torch
 
 from ... import tree
 from ...core.client import LocalWork, Outcome, consult
-from ...core.federation import ClientTask, Federation, Work
+from ...core.engine import ClientTask, Work
+from ...core.federation import Federation
 from ...errors import ConfigError
 from .checks import Expected, check_loss
 from .parcel import Parcel, Raw
