@@ -57,9 +57,10 @@ class Subject:
     """Gathers what measures ask for, each thing once. Nothing here changes the federation."""
 
     def __init__(self, fed: Federation, data: FederatedData, records: Sequence[dict[str, Any]] = (), reference: Reference | None = None,
-                 tell: Callable[[str, int, int], None] = lambda what, done, of: None, clients: Sequence[int] | None = None) -> None:
+                 clients: Sequence[int] | None = None) -> None:
         """`clients`: who is looked at where they are too many; nobody else then has samples in `data`."""
-        self.fed, self.data, self.records, self.reference, self.tell, self.clients = fed, data, records, reference, tell, clients
+        self.fed, self.data, self.records, self.reference, self.clients = fed, data, records, reference, clients
+        self.tell: Callable[[str, int, int], None] = lambda what, done, of: None        # whoever measures puts a listener here
         self.halfway = Halfway()
         self._memo: dict[Hashable, Any] = {}
 
