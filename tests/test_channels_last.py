@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from consilience.channels_last import is_turned, turned
+from consilience.core.memory_layout import lay_out
 from consilience.kernels import batch
 from consilience.testing import tiny_federation
 
@@ -30,7 +31,7 @@ def test_samples_of_a_run_have_its_layout(layout: str) -> None:
     """Of one channel, in evaluation and in training."""
     fed = tiny_federation(layout=layout)
     x, _ = fed.samples.inputs(torch.arange(3))
-    assert is_turned(x) is is_turned(fed.program.lay_out(torch.zeros(2, 1, 8, 8))) is (layout == "channels_last")
+    assert is_turned(x) is is_turned(lay_out(torch.zeros(2, 1, 8, 8), fed.policy)) is (layout == "channels_last")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import memory, rng, tree
-from ..channels_last import turned
+from .memory_layout import lay_out
 from .part import Phase
 from .policy import Policy
 from .population import Population, RowTable
@@ -89,9 +89,7 @@ class Samples:
                 return picked
         drawn = None if key is None else tree.to(key, self.device)
         x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), drawn)
-        if self.policy.layout == "channels_last" and x.dim() == 4:
-            x = turned(x)
-        return x, y.long()                     # masks are stored in bytes
+        return lay_out(x, self.policy), y.long()                     # masks are stored in bytes
 
     def batches(self, rows: Tensor, joined: bool = False, key: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples in order, in batches for evaluation; `joined`, several of them as one where samples are small and on a GPU. With a key

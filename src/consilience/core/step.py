@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..channels_last import turned
 from ..errors import ConfigError
 from ..kernels.record import record
 from ..tree import Flat, Tree
@@ -19,6 +18,7 @@ from . import correction, descent, optimiser, returned
 from .correction import Correction
 from .declared import own_tensors
 from .gradients import Gradients
+from .memory_layout import lay_out
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
 from .part import OWN_STEPS, Batch, Model, Part, Phase, Spec
@@ -92,8 +92,7 @@ class Pass:
         asked = [part.beside(view) for part, view in self.views("beside")]
         beside = [b for b in asked if b is not None and b.shape[1:] == x.shape[1:] and b.dtype == x.dtype]
         if beside:
-            lay = step.program.lay_out
-            x = torch.cat([x, *(lay(b) for b in beside)])
+            x = torch.cat([x, *(lay_out(b, step.program.policy) for b in beside)])
         trace = step.program.network.forward(self.model, x, True, self.tap("batch", True), update_buffers=main,
                                              key=self._dropout_key("batch"))
         if not beside:
@@ -170,7 +169,7 @@ class Step:
         index = slot.index.index_select(0, slot.counter)[0][:size]
         x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
                                  rng.key(self.key, "transform") if program.random_transform else None)
-        return program.lay_out(x), y.long()           # masks are stored in bytes
+        return lay_out(x, program.policy), y.long()           # masks are stored in bytes
 
     @cached_property
     def key(self) -> Tensor:
@@ -281,10 +280,6 @@ class Program:
         # parts whose personal tensors descend the main loss in this phase
         self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
                                   if p.model == "model" and q.name not in method.stepping_apart] for p in phases}
-
-    def lay_out(self, x: Tensor) -> Tensor:
-        """Images in the run's layout."""
-        return turned(x) if self.channels_last and x.dim() == 4 else x
 
     def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
         """A part's own SGD step on what it attached or holds personally, apart from the main loss; the part has an optimiser to itself."""
