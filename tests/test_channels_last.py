@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from consilience.channels_last import is_turned, turned
+from consilience.channels_last import fills_memory, is_turned, turned
 from consilience.core.memory_layout import lay_out
 from consilience.kernels import batch
 from consilience.testing import tiny_federation
@@ -24,6 +24,12 @@ def test_layers_see_it(channels: int) -> None:
     assert y.stride() == (20 * channels, 1, 4 * channels, channels)
     assert is_turned(y)
     assert is_turned(F.conv2d(y, torch.randn(6, channels, 3, 3)))
+
+
+def test_what_fills_its_memory() -> None:
+    maps = torch.randn(2, 3, 5, 4)
+    assert all(map(fills_memory, (maps, turned(maps), maps.flatten(), maps[:1], torch.zeros(0))))
+    assert not any(map(fills_memory, (maps[:, :2], turned(maps)[:, :2], maps.mT, maps.flatten()[::2], maps[0].transpose(0, 2))))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
