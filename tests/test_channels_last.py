@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from consilience.channels_last import is_turned, turned
+from consilience.channels_last import fills_memory, is_turned, turned
+from consilience.core.memory_layout import lay_out
 from consilience.kernels import batch
 from consilience.testing import tiny_federation
 
@@ -25,12 +26,18 @@ def test_layers_see_it(channels: int) -> None:
     assert is_turned(F.conv2d(y, torch.randn(6, channels, 3, 3)))
 
 
+def test_what_fills_its_memory() -> None:
+    maps = torch.randn(2, 3, 5, 4)
+    assert all(map(fills_memory, (maps, turned(maps), maps.flatten(), maps[:1], torch.zeros(0))))
+    assert not any(map(fills_memory, (maps[:, :2], turned(maps)[:, :2], maps.mT, maps.flatten()[::2], maps[0].transpose(0, 2))))
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_samples_of_a_run_have_its_layout(layout: str) -> None:
     """Of one channel, in evaluation and in training."""
     fed = tiny_federation(layout=layout)
     x, _ = fed.samples.inputs(torch.arange(3))
-    assert is_turned(x) is is_turned(fed.program.lay_out(torch.zeros(2, 1, 8, 8))) is (layout == "channels_last")
+    assert is_turned(x) is is_turned(lay_out(torch.zeros(2, 1, 8, 8), fed.policy)) is (layout == "channels_last")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

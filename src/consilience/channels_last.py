@@ -16,3 +16,8 @@ def turned(x: Tensor) -> Tensor:
 
 def is_turned(x: Tensor) -> bool:
     return x.stride(1) == 1 and x.stride(3) == x.shape[1]
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Whether a tensor's numbers lie without gaps, in PyTorch's order or with the channels next to each other."""
+    return x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from functools import cache
@@ -118,6 +119,14 @@ def test_data_models_and_metrics_know_no_parts_and_no_runs(layer: str) -> None:
     for path in sorted((ROOT / layer).rglob("*.py")):
         wrong = _ours(path) & {"parts", "engines", "runs", "report", "cli", "recipes"}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("folder", ["core", "engines", "metrics", "runs"])
+def test_a_folders_words_name_every_file_in_it(folder: str) -> None:
+    """Who looks for something begins there."""
+    words = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    there = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
+    assert [name for name in sorted(there) if not re.search(rf"(?<![\w.]){name}(?!\w)", words)] == []
 
 
 KERNELS = ("kernels", "parts/kernels")

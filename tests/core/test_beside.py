@@ -18,7 +18,7 @@ from consilience.core.network import Network
 from consilience.core.part import Part
 from consilience.core.policy import Policy
 from consilience.core.population import Population
-from consilience.core.step import StepView
+from consilience.core.step_view import StepView
 from consilience.data.federated import as_float
 from consilience.models import make
 from consilience.parts.registry import find_part

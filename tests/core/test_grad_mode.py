@@ -12,7 +12,7 @@ from core_parts import Plain, federation, seeded
 from torch import Tensor
 
 from consilience.core.part import Part
-from consilience.core.step import StepView
+from consilience.core.step_view import StepView
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from consilience.core.part import Batch, Model, Part
 from consilience.core.policy import Policy
 from consilience.core.population import Population
 from consilience.core.recall import bytes_of, recalled_models
-from consilience.core.step import Step, StepView
+from consilience.core.step import Step
+from consilience.core.step_view import StepView
 from consilience.engines.rehearse import work_of
 from consilience.engines.sequential import Sequential
 from consilience.errors import ConfigError

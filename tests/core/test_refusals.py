@@ -246,6 +246,15 @@ def test_a_proxy_beside_masks():
     assert fed.round().exchanged
 
 
+def test_a_part_that_prefers_what_it_has_no_say_in():
+    """Else the run would train with its own learning rate, and nobody would know."""
+    class Hasty(Part):
+        name = "hasty"
+        prefers = {"weights": "uniform", "lr": 0.1}
+    with pytest.raises(ConfigError, match=r"Part 'hasty' prefers a 'lr', which nothing would come of"):
+        Method([Hasty()])
+
+
 def test_a_slip_in_the_name_of_an_unused_hook():
     """It would leave the hook in use without a word."""
     class Slip(Prox):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from consilience import rng
 from consilience.core.part import Phase
 from consilience.core.policy import Policy
-from consilience.core.samples import Samples, hold_back
+from consilience.core.population import RowTable
+from consilience.core.samples import ClientRows, Samples
 from consilience.testing import tiny_population
 
 MAIN = Phase("main", ())
@@ -99,14 +100,19 @@ def test_phases_with_their_own_epochs():
 
 @given(st.integers(0, 60), st.floats(0, 0.9), st.integers(0, 50))
 def test_holding_back_splits_a_clients_samples(size, share, seed):
-    rows = hold_back(torch.arange(size) + 7, share, rng.key(seed))
+    table = RowTable.of([torch.arange(7), torch.arange(size) + 7])
+    each = ClientRows(table, seed, share)
+    rows = each[1]
     assert len(rows.reserved) == int(size * share)
+    assert len(rows.train) == each.size_of(1) == each.left(size)
+    assert each.different_sizes == [each.left(n) for n in sorted({7, size})]
     assert sorted([*rows.train.tolist(), *rows.reserved.tolist()]) == list(range(7, size + 7))
     assert rows.train.tolist() == sorted(rows.train.tolist())
 
 
 def test_nothing_held_back_is_the_clients_own_order():
-    assert torch.equal(hold_back(torch.arange(9), 0.0, rng.key(1)).train, torch.arange(9))
+    own = torch.tensor([4, 2, 9])
+    assert torch.equal(ClientRows(RowTable.of([own]), 1, 0.0)[0].train, own)
 
 
 def test_evaluation_batches_cover_everything_in_order():

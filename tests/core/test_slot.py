@@ -14,7 +14,7 @@ from consilience import tree
 from consilience.core.client import ClientView, LocalWork
 from consilience.core.part import Part
 from consilience.core.slot import Slot
-from consilience.core.step import StepView
+from consilience.core.step_view import StepView
 from consilience.parts.ffa import Ffa
 from consilience.parts.mr import Mr
 from consilience.parts.sam import Sam

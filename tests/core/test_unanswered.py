@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from consilience.core.federation import ClientTask, Federation, Work
+from consilience.core.engine import ClientTask, Work
+from consilience.core.federation import Federation
 from consilience.engines.sequential import Sequential
 from consilience.parts import find_part
 from consilience.testing import differences, tiny_federation, trial

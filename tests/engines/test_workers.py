@@ -11,14 +11,18 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from consilience import rng
+from consilience.core.client import LocalWork
 from consilience.core.part import Part
+from consilience.core.slot import Slot
 from consilience.engines import Sequential, _parcel
 from consilience.engines._pool import Pool, WorkerError
+from consilience.engines.devices import Devices
 from consilience.engines.workers import Workers
 from consilience.errors import ConfigError
 from consilience.metrics.accuracy import score_global, score_model, score_personal
@@ -183,6 +187,22 @@ class Deadly(Part):
         if c.id == 1:
             os._exit(7)
         return {}
+
+
+class Visit(LocalWork):
+    """A client's round that says something else at its end."""
+
+    def finish(self, slot: Slot) -> Any:
+        return f"seen {super().finish(slot).losses.numel()}"
+
+
+@pytest.mark.parametrize("engine", [Workers.of(2), Devices.on(["cpu", "cpu"])])
+def test_work_of_another_kind_is_done_here_as_it_is(engine: Any) -> None:
+    """A worker is told which client to train, and would train it as in any round."""
+    fed = tiny_federation(engine=engine)
+    works = [Visit(fed, i, fed.client(i), [0, 1], {}) for i in (0, 1)]
+    with torch.enable_grad():
+        assert list(fed.engine.run(works)) == [f"seen {w.steps}" for w in works]
 
 
 def test_an_error_in_a_worker_is_raised_here_and_the_round_undone(pool):

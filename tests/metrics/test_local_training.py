@@ -8,7 +8,7 @@ import torch
 from consilience import tree
 from consilience.errors import ConfigError
 from consilience.metrics.gather import Asked, gather
-from consilience.metrics.local_training import served, train_all, watch_client
+from consilience.metrics.local_training import train_all, watch_client
 from consilience.metrics.parameters import drift
 from consilience.parts.stack import parse_stack
 from consilience.testing import LAYOUT, run_tiny, state_of, trial
@@ -62,7 +62,7 @@ def test_watching_shows_the_start_the_end_and_every_so_many_steps():
 def test_served_after_training_is_the_personal_model():
     fed = tiny("ditto")
     outcome = train_all(fed).outcomes[0]
-    model, taps = served(fed, 0, outcome.model, outcome.state)
+    model, taps = fed.served(0, outcome.state, outcome.model)
     own = outcome.state.tensors["personal"]["ditto"]["model"]
     assert all(torch.equal(model["params"][k], own["params"][k]) for k in own["params"])
     assert any(not torch.equal(model["params"][k], outcome.model["params"][k]) for k in own["params"])

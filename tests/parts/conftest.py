@@ -14,6 +14,7 @@ from torch import Tensor
 from consilience import tree
 from consilience.core import optimiser
 from consilience.core.client import LocalWork, Outcome
+from consilience.core.engine import RoundReport
 from consilience.core.federation import Federation
 from consilience.core.part import Part, Phase
 from consilience.core.slot import Slot
@@ -64,9 +65,9 @@ class OpenRound:
     def __init__(self, fed: Federation, number: int = 0) -> None:
         fed.prepare()
         fed.round_number += 1
-        ids = [i for i in range(fed.size) if fed.samples.schedule(i, fed.phases)]
+        ids = [i for i in range(fed.size) if fed.trains(i)]
         with torch.no_grad():
-            fed.exchange("survey", ids)
+            fed.ask_clients("survey", ids, RoundReport(fed.round_number, ids))
             down = {p.name: p.deliver(fed.serve(p, "deliver", ids), number) for p in fed.method.using("deliver")}
         self.fed, self.work = fed, LocalWork(fed, number, fed.client(number), ids, down)
         self.slot: Slot = fed.make_slot(self.work)

@@ -19,7 +19,7 @@ from consilience.core.method import Method
 from consilience.core.part import Part
 from consilience.core.policy import Policy
 from consilience.core.population import Population
-from consilience.core.step import StepView
+from consilience.core.step_view import StepView
 from consilience.data.federated import as_float
 from consilience.engines import Sequential
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from consilience import rng, tree
 from consilience.core.client import train_client
+from consilience.core.engine import RoundReport
 from consilience.core.part import Part
 from consilience.core.snapshot import restore, snapshot
 from consilience.engines._pool import Pool
@@ -206,7 +207,7 @@ def test_a_look_before_training_carries_noise() -> None:
     fed = tiny_federation([Dp(clip=1e-6, noise=5e5, place="local"), PARTS["anchors"](start=0)])
     quiet = tiny_federation([Dp(clip=1e-6, noise=0.0), PARTS["anchors"](start=0)])
     for f in (fed, quiet):
-        f.exchange("survey", [0, 1, 3])
+        f.ask_clients("survey", [0, 1, 3], RoundReport(1, [0, 1, 3]))
     assert float(quiet.shared["anchors"]["anchor"].abs().max()) < 1e-5
     assert float(fed.shared["anchors"]["anchor"].abs().max()) > 0.1
 

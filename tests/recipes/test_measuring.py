@@ -16,7 +16,8 @@ from consilience.recipes.measuring import TakeMeasures, take_measures
 from consilience.recipes.run import Order, reproduce
 from consilience.runs.config import RunConfig
 from consilience.runs.files import read_json, write_json
-from consilience.runs.many import LATE, Watcher, _attempt
+from consilience.runs.listener import Watcher
+from consilience.runs.many import LATE, _attempt
 
 many = importlib.import_module("consilience.runs.many")
 measure_module = importlib.import_module("consilience.runs.measure")

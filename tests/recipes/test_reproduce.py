@@ -15,7 +15,7 @@ from consilience.recipes.load import load_recipe
 from consilience.recipes.page import write_html, write_outcome
 from consilience.recipes.run import Order, reproduce
 from consilience.runs.config import RunConfig
-from consilience.runs.many import Watcher
+from consilience.runs.listener import Watcher
 from consilience.runs.result import served_accuracies
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,14 @@ BASE = RunConfig.make(TINY)
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("comparison")
     return out, compare_config(["fedavg", "fedprox"], BASE, [0, 1], out=out, jobs=1, save=True)
+
+
+def test_as_many_runs_at_a_time_as_a_containers_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of two cores on a large machine sees all of the machine's; runs of as many processes would fill its memory."""
+    read = Path.read_text
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: "200000 100000" if self.name == "cpu.max" else read(self, *a, **k))
+    assert many.default_workers(BASE.replace(device="cpu")) == 2
 
 
 class Counted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from consilience.core.policy import Policy
+from consilience.data import load
 from consilience.errors import ConfigError
 from consilience.options import describe
 from consilience.runs import config as module
@@ -32,6 +34,14 @@ def test_different_runs_have_different_folders():
              folder("dbe"), folder("dbe", {"dbe.kappa": 5}), folder("dbe", {"dbe.mu": 0.5}), folder("fedavg", data="synthetic"),
              folder("fedavg", layout="contiguous"), folder("fedavg", layout="channels_last")]
     assert len(set(names)) == len(names)
+
+
+def test_data_settings_are_all_that_load_takes():
+    """A setting that decided the data and were missing here would let runs in a row share data that are not theirs."""
+    said = RunConfig.make({"method": "fedavg", "seed": 3, "hold_out": ("1", "ward b"), "map_data": True}).data_settings()
+    assert said.keys() == inspect.signature(load).parameters.keys() - {"source"}
+    assert (said["seed"], said["hold_out"], said["map_data"]) == (3, [1, "ward b"], True)
+    assert RunConfig.make({"method": "fedavg", "seed": 3, "data_seed": 0}).data_settings()["seed"] == 0
 
 
 def test_what_is_stored_makes_the_same_configuration_again():

@@ -12,7 +12,8 @@ import torch
 from consilience.errors import DeviceError
 from consilience.runs import many
 from consilience.runs.config import RunConfig
-from consilience.runs.many import Job, Unusable, Watcher, run_many
+from consilience.runs.listener import Watcher
+from consilience.runs.many import Job, Unusable, run_many
 
 run = import_module("consilience.runs.run")                      # its package has a function of that name
 SAID = ("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for `cudaErrorDevicesUnavailable' in …\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .. import tree
 from ..errors import NonFiniteError
@@ -12,7 +13,6 @@ from ..tree import Flat, Tree
 from . import returned
 from .diagnose import advice
 from .part import Model
-from .server import merge_counters, weighted_change
 
 if TYPE_CHECKING:
     from .federation import Federation
@@ -53,3 +53,20 @@ def new_model(fed: Federation, ids: list[int], models: list[Flat], all_buffers: 
         raise NonFiniteError(f"Round {fed.round_number}: the new global model is not finite after aggregation ({names}). "
                              f"{advice(fed, 'the data')}")
     return model
+
+
+def weighted_change(model: Flat, trained: list[Flat], p: Tensor) -> Flat:
+    """Σ p_k (w_k − w), summed in the order given."""
+    if not model:
+        return {}
+    start = [*model.values()]
+    total = torch._foreach_mul(torch._foreach_sub([trained[0][k] for k in model], start), p[0])
+    for k, own in enumerate(trained[1:], start=1):
+        moved = torch._foreach_mul(torch._foreach_sub([own[key] for key in model], start), p[k])
+        torch._foreach_add_(total, moved)
+    return dict(zip(model, total))
+
+
+def merge_counters(values: list[Tensor]) -> Tensor:
+    """Integer buffers (batch counters) are copied, never averaged: the largest stands for all."""
+    return torch.stack(values).amax(0)

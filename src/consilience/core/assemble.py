@@ -82,8 +82,7 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     network, spec = _describe(module, points, spec, x, any(p.second_order for p in method.parts))
     keys = (*spec.model["params"], *spec.model["buffers"])
     spec = replace(spec, shared=frozenset(k for k in keys if _travels(k, spec, method)))
-    apart = tuple(p.name + "." for hook in ("before", "adversary") for p in method.using(hook))
-    main = tuple(k for k in spec.model["params"] if not k.startswith(apart) and k not in frozen)
+    main = tuple(k for k in spec.model["params"] if not method.trained_apart(k) and k not in frozen)
     phases = [Phase("main", main)]
     for part in method.using("phases"):
         phases = returned.phases(part, part.phases(phases, spec), spec.model["params"])

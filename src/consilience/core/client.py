@@ -16,7 +16,7 @@ from .network import Trace
 from .part import Model, Part, Phase
 from .recall import answers
 from .returned import check_form, released, start, tensors, two
-from .samples import Schedule
+from .samples import Schedule, steps_in
 from .slot import Slot
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ class LocalWork:
         return ClientView(self.fed, self.number, part, received, self.state, stage, self.cohort, **more)
 
     @property
-    def size(self) -> int:
-        """Steps to run."""
-        return sum(len(sizes) for _, sizes in self.schedule)
+    def steps(self) -> int:
+        """How many it makes, in all phases."""
+        return steps_in(self.schedule)
 
     def load(self, slot: Slot) -> None:
         fed = self.fed
@@ -201,7 +201,7 @@ class LocalWork:
                  "previous": slot.model if homes["previous"] else {}, "own": slot.model if homes["own"] else {},
                  "optimiser": slot.optimiser if homes["optimiser"] else {}}
         state = replace(self.state, tensors=tree.clone(after), first=False, own_round=fed.round_number)
-        copies = tree.clone({"uploads": uploads, "model": model, "losses": slot.losses[: self.size]})
+        copies = tree.clone({"uploads": uploads, "model": model, "losses": slot.losses[: self.steps]})
         return Outcome(state, copies["uploads"], copies["model"], copies["losses"])
 
     def _losses_of_the_model(self, slot: Slot) -> Tensor:
@@ -258,7 +258,7 @@ class PlainWork:
                   plan=fed.plans(self.number, self.schedule, self.kind), **(numbers | {"lr": self.pace * numbers["lr"]}))
 
     def finish(self, slot: Slot) -> tuple[Model, Tensor]:
-        steps = sum(len(sizes) for _, sizes in self.schedule)
+        steps = steps_in(self.schedule)
         return tree.clone(slot.model), (slot.watched[:steps].clone() if self.watch else slot.losses[:steps].clone())
 
 

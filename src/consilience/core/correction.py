@@ -2,7 +2,7 @@
 
 A pull as a term of the loss alone costs a GPU four small kernels a tensor: two for the sum of squares, and one for adding its gradient to
 the task's. Here all tensors are laid end to end, and eight kernels serve any number of them. That takes the gradient past autograd, so it
-is done only where nobody could see the difference (`Step.apart`). Elsewhere the term goes through autograd.
+is done only where nobody could see the difference (`Step.past_autograd`). Elsewhere the term goes through autograd.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..channels_last import fills_memory
 from ..errors import ConfigError
 from ..tree import Flat
 from .optimiser import in_pieces
@@ -72,9 +73,7 @@ def term(params: Flat, own: Correction) -> Any:
 def on_gpu(params: Flat, own: Correction) -> bool:
     """Whether the pull is better off past autograd: on a GPU, for tensors whose memory can be laid end to end."""
     near = [params[k] for k in own.target]
-    return bool(near) and all(
-        p.device.type == DEVICE and p.dtype == torch.float32 and p.numel() > 0
-        and (p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))) for p in near)
+    return bool(near) and all(p.device.type == DEVICE and p.dtype == torch.float32 and p.numel() > 0 and fills_memory(p) for p in near)
 
 
 def pulled(g: Flat, params: Flat, own: Correction) -> tuple[Flat, Tensor]:

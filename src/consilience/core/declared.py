@@ -28,8 +28,8 @@ def own_tensors(name: str, params: Flat, personal: Tree) -> Flat:
 def still(fed: Federation) -> Tree:
     """The optimisers' state before the first step: one for each phase, and under "apart" one for each part that takes steps of its own."""
     phases = {p.name: optimiser.init(fed.policy, tree.pick(fed.model["params"], p.keys)) for p in [*fed.phases, fed.plain_phase]}
-    names = sorted({p.name for hook in ("before", "adversary") for p in fed.method.using(hook)})
-    personal, policy = initial(fed, "personal") if names else {}, optimiser.apart(fed.policy)
+    names = sorted(fed.method.stepping_apart)
+    personal, policy = initial(fed, "personal") if names else {}, optimiser.for_own_steps(fed.policy)
     return {**phases, "apart": {n: optimiser.init(policy, own_tensors(n, fed.model["params"], personal.get(n, {}))) for n in names}}
 
 
@@ -45,6 +45,5 @@ def fresh_tensors(fed: Federation) -> Tree:
 def moving_keys(fed: Federation) -> list[str]:
     """Keys that travel and can change: what is trained, what adversaries train, and running statistics."""
     stepping = {k for p in fed.phases if p.model == "model" for k in p.keys}
-    apart = tuple(p.name + "." for hook in ("before", "adversary") for p in fed.method.using(hook))
     return [k for half in fed.model.values() for k in half if k in fed.spec.shared
-            and (k in stepping or k in fed.model["buffers"] or k.startswith(apart))]
+            and (k in stepping or k in fed.model["buffers"] or fed.method.trained_apart(k))]

@@ -17,7 +17,7 @@ from . import returned
 from .assemble import assemble
 from .client import ClientState, ClientView, PlainWork, consult
 from .declared import fresh_tensors, initial, moving_keys, still
-from .engine import ClientTask, Engine, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
+from .engine import ClientTask, EngineFactory, MappingEngine, RoomyEngine, RoundReport, Unanswered, Work
 from .glance import Glance
 from .layout import Layout
 from .memory_layout import settle_layout
@@ -33,8 +33,6 @@ from .server import ServerView, reduce_uploads
 from .slot import Slot
 from .step import Pass, Step
 from .store import ClientStore, MemoryStore, StoreFactory
-
-__all__ = ["Engine", "EngineFactory", "Federation", "MappingEngine", "RoundReport", "Work"]
 
 
 class Federation:
@@ -182,7 +180,12 @@ class Federation:
     def personal_model(self, number: int) -> tuple[Model, bool]:
         """The model a client is served by, and whether taps act in it."""
         state = self.client(number)
-        model, taps = self.received(state), True
+        return self.served(number, state, self.received(state))
+
+    @torch.no_grad()
+    def served(self, number: int, state: ClientState, model: Model) -> tuple[Model, bool]:
+        """The same for a client with this state that holds `model`."""
+        taps = True
         for part in self.method.using("personalise"):
             view = ClientView(self, number, part, model, state, "personalise", [number])
             model, taps = returned.served(part, part.personalise(view), model)
@@ -244,9 +247,9 @@ class Federation:
             self.keep("server", part, returned.tensors(part, "server", server, "server tensors"))
         return reduced
 
-    def exchange(self, stage: str, ids: list[int], report: RoundReport | None = None, silent: frozenset[int] = frozenset()) -> int:
-        """prepare (once) and survey (each round): parts look at client data before any training. Returns the bytes sent up."""
-        sent, coming = 0, ids
+    def ask_clients(self, stage: str, ids: list[int], report: RoundReport, silent: frozenset[int] = frozenset()) -> None:
+        """prepare (once) and survey (each round): parts look at client data before any training. The report counts what was sent."""
+        coming = ids
         for part in self.method.using(stage):
             ids = [i for i in self.took_part if i not in silent] if stage == "survey" and part.surveys_previous else coming
             if not ids:                             # the first round has none before it
@@ -256,11 +259,9 @@ class Federation:
             if unanswered:                          # parts may have shared work out among the clients, so the rest is no answer
                 raise Unanswered(unanswered)
             if any(uploads):
-                sent += sum(tree.count_bytes(u) for u in uploads)
+                report.bytes_up += sum(tree.count_bytes(u) for u in uploads)
                 self.settle(part, stage, ids, uploads, [])
-                if report is not None:
-                    report.releases[f"{stage} {part.name}"] = ids
-        return sent
+                report.releases[f"{stage} {part.name}"] = ids
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -299,6 +300,10 @@ class Federation:
                            key=rng.key(self.policy.seed, part.name, "server", "choose", round_number))
             drawn = returned.chosen(part, part.choose(view, list(drawn)), {*able, *drawn}, size)
         return drawn
+
+    def trains(self, number: int) -> bool:
+        """Whether a client has samples enough for a step; else it is idle in every round."""
+        return self.samples.steps_for(self.samples.size_of(number), self.phases) > 0
 
     def _able(self, ids: Sequence[int]) -> list[int]:
         """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""

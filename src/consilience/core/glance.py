@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .federation import Federation
 
 
+def _number(name: str) -> Any:
+    return property(lambda glance: glance._numbers[name])
+
+
 class Glance:
     """Stands for a step and its slot in one. Numbers and keys are made only when a tap or a dropout layer asks: most passes
     need none, and on a GPU making them takes longer than the pass.
@@ -42,21 +46,7 @@ class Glance:
     def _numbers(self) -> dict[str, Tensor]:
         return tree.to(self._scalars(), self._device)
 
-    @property
-    def lr(self) -> Tensor:
-        return self._numbers["lr"]
-
-    @property
-    def round(self) -> Tensor:
-        return self._numbers["round"]
-
-    @property
-    def first(self) -> Tensor:
-        return self._numbers["first"]
-
-    @property
-    def client(self) -> Tensor:
-        return self._numbers["client"]
+    lr, round, first, client = _number("lr"), _number("round"), _number("first"), _number("client")
 
     @cached_property
     def key(self) -> Tensor:

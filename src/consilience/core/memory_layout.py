@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..channels_last import turned
 from .policy import Policy
@@ -23,6 +23,11 @@ def settle_layout(policy: Policy, module: nn.Module, population: Population, dev
     wide = any(isinstance(m, nn.Conv2d) and m.in_channels // m.groups >= WIDE for m in module.modules())
     last = device.type == "cuda" and wide and _accepts_turned(module, population, device)
     return replace(policy, layout="channels_last" if last else "contiguous")
+
+
+def lay_out(x: Tensor, policy: Policy) -> Tensor:
+    """Images in the run's layout; what has no maps stays as it is."""
+    return turned(x) if policy.layout == "channels_last" and x.dim() == 4 else x
 
 
 def _accepts_turned(module: nn.Module, population: Population, device: torch.device) -> bool:

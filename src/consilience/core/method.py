@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ConfigError, RefusedCombination, did_you_mean
-from .part import EXCLUSIVE, HOOKS, STEP_HOOKS, TASK_HOOKS, Part, Phase
+from .part import EXCLUSIVE, HOOKS, OWN_STEPS, STEP_HOOKS, TASK_HOOKS, Part, Phase
 from .policy import Policy
 
 
@@ -19,6 +18,8 @@ class Method:
         for part in self.parts:
             for name in sorted(part.unused - {*HOOKS}):
                 raise ConfigError(f"Part {part.name!r} calls {name!r} unused, which is no hook.{did_you_mean(name, HOOKS)}")
+            for name in sorted(part.prefers.keys() - {"weights"}):
+                raise ConfigError(f"Part {part.name!r} prefers a {name!r}, which nothing would come of: `prefers` says 'weights' alone.")
         for i, a in enumerate(self.parts):
             for b in self.parts[i + 1:]:
                 reason = self.conflict(a, b)
@@ -50,6 +51,15 @@ class Method:
     def using(self, hook: str, model: str | None = None) -> list[Part]:
         return [p for p in self.parts if self.has(p, hook) and model in (None, p.acts_on)]
 
+    @property
+    def stepping_apart(self) -> tuple[str, ...]:
+        """Names of the parts that make steps of their own."""
+        return tuple(p.name for p in self.parts if any(self.has(p, hook) for hook in OWN_STEPS))
+
+    def trained_apart(self, key: str) -> bool:
+        """Whether a parameter is one that such a part attached: its own steps train it, and no phase."""
+        return key.startswith(tuple(name + "." for name in self.stepping_apart))
+
     def hooks(self, phase: Phase, uploads: bool) -> dict[str, list[Part]]:
         """hook -> the parts that act in this phase; those with `terms` of its loss; those with `corrections` of its gradient. Statistics
         and adversaries follow only what will be uploaded.
@@ -58,7 +68,7 @@ class Method:
         active["terms"] = [p for p in self.parts if p in active["loss"] or p in active["correction"]]
         active["corrections"] = [p for p in self.parts if p in active["correction"] or p in active["grad"]]
         active["tap"] = [p for p in self.using("tap") if p.in_every_pass or p.acts_on == phase.model]
-        return active if uploads else active | {"track": [], "adversary": [], "before": []}
+        return active if uploads else active | {"track": [], **{hook: [] for hook in OWN_STEPS}}
 
     @property
     def skips_exchanges(self) -> bool:
@@ -70,17 +80,11 @@ class Method:
         return all(p.exchange(round_number) for p in self.using("exchange"))
 
     def resolve(self, policy: Policy) -> Policy:
-        """The run's policy with every "auto" replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""
-        wanted: dict[str, dict[str, str]] = {}
-        for part in self.parts:
-            for key, value in ({} if part.at_neutral else part.prefers).items():
-                wanted.setdefault(key, {})[part.name] = value
-        fallback = {"weights": "samples"}
-        changes: dict[str, Any] = {}
-        for key, plain in fallback.items():
-            if getattr(policy, key) == "auto":
-                values = set(wanted.get(key, {}).values())
-                if len(values) > 1:
-                    raise ConfigError(f"Parts prefer different {key}: {wanted[key]}. Set {key} explicitly.")
-                changes[key] = values.pop() if values else plain
-        return replace(policy, **changes)
+        """The run's policy with `weights=auto` replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""
+        if policy.weights != "auto":
+            return policy
+        wanted = {p.name: p.prefers["weights"] for p in self.parts if "weights" in p.prefers and not p.at_neutral}
+        values = set(wanted.values())
+        if len(values) > 1:
+            raise ConfigError(f"Parts prefer different weights: {wanted}. Set weights explicitly.")
+        return replace(policy, weights=values.pop() if values else "samples")

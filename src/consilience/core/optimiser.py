@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..channels_last import fills_memory
 from ..tree import Flat, Tree
 from .policy import Policy
 
@@ -51,14 +52,13 @@ def in_pieces(*lists: list[Tensor]) -> tuple[list[Tensor], ...]:
     """
     sizes = [t.numel() for t in lists[0]]
     spare = PIECES - len(sizes)
-    dense = all(t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)) for ts in lists for t in ts)
-    if spare <= 0 or not all(sizes) or not dense:
+    if spare <= 0 or not all(sizes) or not all(fills_memory(t) for ts in lists for t in ts):
         return lists
     length = max(-(-sum(sizes) // spare // PIECE) * PIECE, PIECE)
     return tuple([piece for t in ts for piece in t.detach().as_strided((t.numel(),), (1,)).split(length)] for ts in lists)
 
 
-def apart(policy: Policy) -> Policy:
+def for_own_steps(policy: Policy) -> Policy:
     """What the parts' own steps are made with: SGD with the run's learning rate and momentum, without weight decay."""
     return replace(policy, optimiser="sgd", weight_decay=0.0)
 

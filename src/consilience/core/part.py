@@ -18,7 +18,7 @@ from .policy import Policy
 if TYPE_CHECKING:
     from .client import ClientView
     from .server import ServerView
-    from .step import StepView
+    from .step_view import StepView
 
 Model = dict[str, Flat]                     # {"params": …, "buffers": …}
 
@@ -105,7 +105,7 @@ class Part:
     narrow_maps: ClassVar[bool] = False   # its tap takes maps in bfloat16 where the run computes so; others get them in float32
     min_batch: ClassVar[int] = 1          # smallest batch its step hooks can work with
     reduce: ClassVar[Mapping[str, str]] = {}   # upload -> "weighted" | "mean" | "sum" | "stack" | "concat"
-    prefers: ClassVar[Mapping[str, Any]] = {}  # run settings it was published with, where the run says "auto"; none at its neutral setting
+    prefers: ClassVar[Mapping[str, str]] = {}  # {"weights": …} of the average it was published with, for runs that leave them open
 
     def __post_init__(self) -> None:
         check(self, self.name)
@@ -115,11 +115,35 @@ class Part:
         """Whether its settings are those at which it is FedAvg."""
         return bool(self.neutral) and all(getattr(self, key) == value for key, value in (self.neutral or {}).items())
 
-    # What it alone may own -> why; what it is, for others to refuse; what it refuses in others -> why.
-    # Properties where they depend on settings.
+    # what it can stand beside, and what it says of itself: properties where that depends on settings
     @property
     def claims(self) -> Mapping[str, str]:
+        """What it alone may own -> why."""
         return {}
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What it is, for others to refuse."""
+        return frozenset()
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Traits of others that it cannot stand beside -> why."""
+        return {}
+
+    def objection(self, other: Part) -> str | None:
+        """Why it cannot stand beside another part, where that follows from what the other does rather than from its traits."""
+        return None
+
+    @property
+    def uploads(self) -> Mapping[str, str]:
+        """What it uploads with its settings, and how each is reduced: `reduce`, or a part of it."""
+        return self.reduce
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Hooks that have nothing to do with its settings, and so are not called: `prepare` alone would send every client the model."""
+        return frozenset()
 
     @property
     def skips_exchanges(self) -> bool:
@@ -127,28 +151,14 @@ class Part:
         return type(self).exchange is not Part.exchange and "exchange" not in self.unused
 
     @property
-    def second_order(self) -> bool:
-        """Whether its steps take gradients of gradients, which most kernels of ours do not have: PyTorch's own operations then train."""
-        return False
-
-    @property
     def surveys_previous(self) -> bool:
         """Whether `survey` asks the clients of the round before, not those of the coming one."""
         return False
 
     @property
-    def unused(self) -> frozenset[str]:
-        """Hooks that have nothing to do with its settings, and so are not called: `prepare` alone would send every client the model."""
-        return frozenset()
-
-    def caution(self, spec: Spec) -> str | None:
-        """What a user should know before the first round, as the rest of a sentence that begins with the part's name."""
-        return None
-
-    @property
-    def begins(self) -> int:
-        """The first round in which it acts; a run that ends before is warned of."""
-        return 1
+    def second_order(self) -> bool:
+        """Whether its steps take gradients of gradients, which most kernels of ours do not have: PyTorch's own operations then train."""
+        return False
 
     @property
     def pieces(self) -> int:
@@ -156,17 +166,9 @@ class Part:
         return 1
 
     @property
-    def traits(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def refuses(self) -> Mapping[str, str]:
-        return {}
-
-    @property
-    def uploads(self) -> Mapping[str, str]:
-        """What it uploads with its settings, and how each is reduced: `reduce`, or a part of it."""
-        return self.reduce
+    def begins(self) -> int:
+        """The first round in which it acts; a run that ends before is warned of."""
+        return 1
 
     @property
     def privacy(self) -> str:
@@ -178,8 +180,8 @@ class Part:
         """Which averages of raw samples leave a client; empty where none do. A federation must allow them explicitly."""
         return ""
 
-    def objection(self, other: Part) -> str | None:
-        """Why it cannot stand beside another part, where that follows from what the other does rather than from its traits."""
+    def caution(self, spec: Spec) -> str | None:
+        """What a user should know before the first round, as the rest of a sentence that begins with the part's name."""
         return None
 
     # once, when the method is built
@@ -346,4 +348,5 @@ HOOKS = ("require", "build", "points", "share", "phases", "plain_keys", "init_sh
 TASK_HOOKS = ("batch", "main_loss")                  # define the task: act in every phase
 # act on the part's own model
 STEP_HOOKS = ("beside", "tap", "relabel", "track", "before", "adversary", "loss", "correction", "gradient", "grad")
+OWN_STEPS = ("before", "adversary")                  # descend a loss of the part's own
 EXCLUSIVE = ("relabel", "main_loss", "gradient", "receive", "personalise", "release", "choose")      # only one part may define them

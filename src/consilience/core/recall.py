@@ -6,8 +6,8 @@ pass of each over its samples, and a step reads the rows of its batch: such a me
 
 Not where answers may differ from step to step (augmentation, parts that change a batch, taps that belong to the model, layers that take
 the statistics of a batch in evaluation too) or are wide (maps), nor where gradients are taken over pieces of a batch, of which the answers
-kept are not, nor where a client's work is one epoch or counted in steps. Sizes of
-clients decide nothing: a site of a federation, which knows its own alone, has to do what the simulation does for it, bit for bit.
+kept are not, nor where a client's work is one epoch or counted in steps. Sizes of clients decide nothing: a site of a federation, which
+knows its own alone, has to do what the simulation does for it, bit for bit.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def prepare(fed: Federation, silent: frozenset[int]) -> RoundReport:
         report.bytes_down += _download_bytes(fed, i)
         fed.clients.put(i, replace(fed.client(i), seen=fed.clock))
     if ids:
-        report.bytes_up = fed.exchange("prepare", ids, report)
+        fed.ask_clients("prepare", ids, report)
     fed.prepared = True
     return _accounted(fed, report)
 
@@ -40,13 +40,13 @@ def prepare(fed: Federation, silent: frozenset[int]) -> RoundReport:
 def play(fed: Federation, cohort: list[int], silent: frozenset[int] = frozenset()) -> RoundReport:
     """Survey, deliver, train, settle, aggregate. Clients train in the order given; everything is summed in that of their numbers."""
     report = RoundReport(fed.round_number, sorted(cohort), exchanged=fed.method.exchanges(fed.round_number))
-    idle = {i for i in cohort if not fed.samples.schedule(i, fed.phases)}
+    idle = {i for i in cohort if not fed.trains(i)}
     lost = {i for i in cohort if i not in idle and (i in silent or (fed.policy.dropout and fed.fails(i)))}
     active = [i for i in cohort if i not in idle and i not in lost]
     ids = sorted(active)
     report.idle, report.lost = sorted(idle), sorted(lost)
     if ids:
-        report.bytes_up += fed.exchange("survey", ids, report, silent)
+        fed.ask_clients("survey", ids, report, silent)
     delivering = [(p, fed.serve(p, "deliver", ids)) for p in fed.method.using("deliver")] if ids else []
     down = {i: {p.name: returned.tensors(p, "deliver", p.deliver(view, i)) for p, view in delivering} for i in active}
     report.bytes_down = sum(_download_bytes(fed, i) for i in (*active, *report.lost)) + tree.count_bytes(down)

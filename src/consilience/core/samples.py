@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import memory, rng, tree
-from ..channels_last import turned
+from .memory_layout import lay_out
 from .part import Phase
 from .policy import Policy
 from .population import Population, RowTable
@@ -18,6 +18,10 @@ from .population import Population, RowTable
 Schedule = list[tuple[Phase, list[int]]]      # phase by phase, the sizes of its batches
 ON_DEVICE = 4096                              # orders of at least so many samples are drawn on the GPU that holds the data
 AT_ONCE, SEVERAL = 1 << 22, 4                 # numbers of input in one pass over a client on a GPU; batches joined into one at most
+
+
+def steps_in(schedule: Schedule) -> int:
+    return sum(len(sizes) for _, sizes in schedule)
 
 
 class Rows(NamedTuple):
@@ -32,7 +36,7 @@ class ClientRows:
 
     def __init__(self, table: RowTable, seed: int, share_held: float) -> None:
         self.table, self.seed, self.share = table, seed, share_held
-        self.different_sizes = [n - int(n * share_held) for n in table.sizes.unique().tolist()]
+        self.different_sizes = [self.left(n) for n in table.sizes.unique().tolist()]
         self._recent = lru_cache(64)(self._divide)           # a client's hooks ask several times
 
     def __len__(self) -> int:
@@ -41,12 +45,21 @@ class ClientRows:
     def __getitem__(self, number: int) -> Rows:
         return self._recent(number)
 
+    def left(self, samples: int) -> int:
+        """With how many of so many samples a client trains, once parts have held back theirs."""
+        return samples - int(samples * self.share)
+
     def _divide(self, number: int) -> Rows:
-        return hold_back(self.table[number], self.share, rng.key(self.seed, "reserve", number))
+        own = self.table[number]
+        held = len(own) - self.left(len(own))
+        if not held:
+            return Rows(own, own[:0])
+        order = rng.permutation(rng.key(self.seed, "reserve", number), len(own))
+        return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
     def size_of(self, number: int) -> int:
         start, end = self.table.starts[number: number + 2].tolist()
-        return (end - start) - int((end - start) * self.share)
+        return self.left(end - start)
 
 
 class Samples:
@@ -76,9 +89,7 @@ class Samples:
                 return picked
         drawn = None if key is None else tree.to(key, self.device)
         x, y = self.transform(self.x.index_select(0, rows), self.y.index_select(0, rows), drawn)
-        if self.policy.layout == "channels_last" and x.dim() == 4:
-            x = turned(x)
-        return x, y.long()                     # masks are stored in bytes
+        return lay_out(x, self.policy), y.long()                     # masks are stored in bytes
 
     def batches(self, rows: Tensor, joined: bool = False, key: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples in order, in batches for evaluation; `joined`, several of them as one where samples are small and on a GPU. With a key
@@ -133,7 +144,7 @@ class Samples:
         """(steps, batch): the samples of every step, by their number among the client's own. What a smaller last batch leaves over is
         padding, never read.
         """
-        on_device = self.device.type == "cuda" and sum(len(sizes) for _, sizes in schedule) * self.policy.batch >= ON_DEVICE
+        on_device = self.device.type == "cuda" and steps_in(schedule) * self.policy.batch >= ON_DEVICE
         device = self.device if on_device else torch.device("cpu")             # the same numbers, drawn and sorted there
         orders = [_draw_order(self.size_of(number), sizes, self.policy, device,
                               rng.key(self.policy.seed, "order", number, round_number, phase.name)) for phase, sizes in schedule]
@@ -146,15 +157,6 @@ class Samples:
     def order(self, number: int, round_number: int, schedule: Schedule) -> Tensor:
         """(steps, batch): the rows of the samples of every step."""
         return self.rows_at(number, self.places(number, round_number, schedule))
-
-
-def hold_back(own: Tensor, share: float, key: Tensor) -> Rows:
-    """Hold back a share of a client's samples, by a keyed draw."""
-    held = int(len(own) * share)
-    if not held:
-        return Rows(own, own[:0])
-    order = rng.permutation(key, len(own))
-    return Rows(own[order[held:].sort().values], own[order[:held].sort().values])
 
 
 def _draw_order(samples: int, sizes: list[int], policy: Policy, device: torch.device, key: Tensor) -> Tensor:

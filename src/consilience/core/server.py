@@ -93,20 +93,3 @@ def _refuse_unlike(part: Part, key: str, how: str, uploads: list[Tree]) -> None:
                 raise ConfigError(f"Part {part.name!r} uploads {path!r} with shape {shapes[0][path]} from one client and {shape} from "
                                   f"another, which {how!r} cannot put together. Upload one shape"
                                   + (", but for the first dimension." if first else ", or reduce by 'concat', which joins rows."))
-
-
-def weighted_change(model: Flat, trained: list[Flat], p: Tensor) -> Flat:
-    """Σ p_k (w_k − w), summed in the order given."""
-    if not model:
-        return {}
-    start = [*model.values()]
-    total = torch._foreach_mul(torch._foreach_sub([trained[0][k] for k in model], start), p[0])
-    for k, own in enumerate(trained[1:], start=1):
-        moved = torch._foreach_mul(torch._foreach_sub([own[key] for key in model], start), p[k])
-        torch._foreach_add_(total, moved)
-    return dict(zip(model, total))
-
-
-def merge_counters(values: list[Tensor]) -> Tensor:
-    """Integer buffers (batch counters) are copied, never averaged: the largest stands for all."""
-    return torch.stack(values).amax(0)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..channels_last import turned
 from ..errors import ConfigError
 from ..kernels.record import record
 from ..tree import Flat, Tree
@@ -19,15 +18,14 @@ from . import correction, descent, optimiser, returned
 from .correction import Correction
 from .declared import own_tensors
 from .gradients import Gradients
+from .memory_layout import lay_out
 from .method import Method
 from .network import Network, Tap, Trace, in_float32
-from .part import Batch, Model, Part, Phase, Spec
+from .part import OWN_STEPS, Batch, Model, Part, Phase, Spec
 from .recall import trace_of
 from .slot import Slot
 from .step_view import StepView
 from .task import Task
-
-__all__ = ["Pass", "Program", "Step", "StepView"]
 
 
 class Pass:
@@ -94,8 +92,7 @@ class Pass:
         asked = [part.beside(view) for part, view in self.views("beside")]
         beside = [b for b in asked if b is not None and b.shape[1:] == x.shape[1:] and b.dtype == x.dtype]
         if beside:
-            lay = step.program.lay_out
-            x = torch.cat([x, *(lay(b) for b in beside)])
+            x = torch.cat([x, *(lay_out(b, step.program.policy) for b in beside)])
         trace = step.program.network.forward(self.model, x, True, self.tap("batch", True), update_buffers=main,
                                              key=self._dropout_key("batch"))
         if not beside:
@@ -128,7 +125,7 @@ class Pass:
             if part in step.hooks["loss"]:
                 self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
             own = step.corrections.get(part.name)
-            if own is not None and own.target and part.name not in step.apart:
+            if own is not None and own.target and part.name not in step.past_autograd:
                 self.terms.append((part.name, correction.term(view.params, own)))
         loss = self.terms[0][1]
         for _, term in self.terms[1:]:
@@ -172,7 +169,7 @@ class Step:
         index = slot.index.index_select(0, slot.counter)[0][:size]
         x, y = program.transform(slot.x.index_select(0, index), slot.y.index_select(0, index),
                                  rng.key(self.key, "transform") if program.random_transform else None)
-        return program.lay_out(x), y.long()           # masks are stored in bytes
+        return lay_out(x, program.policy), y.long()           # masks are stored in bytes
 
     @cached_property
     def key(self) -> Tensor:
@@ -200,7 +197,7 @@ class Step:
         return descent.possible(self)
 
     @cached_property
-    def apart(self) -> frozenset[str]:
+    def past_autograd(self) -> frozenset[str]:
         """Parts whose pull is added to the gradient past autograd: where a kernel is to do so, or where it is the first to act on the
         gradient of the step's loss, so that nobody could see the difference.
         """
@@ -209,15 +206,15 @@ class Step:
         if self.takes_narrow:
             return frozenset(self.corrections)
         first = self.hooks["corrections"][0].name
-        apart = first in self.corrections and correction.on_gpu(self.model["params"], self.corrections[first])
-        return frozenset({first} if apart else ())
+        alone = first in self.corrections and correction.on_gpu(self.model["params"], self.corrections[first])
+        return frozenset({first} if alone else ())
 
     def correct(self, g: Flat) -> Flat:
         """The gradient as parts change it after it was taken. A pull past autograd joins the loss here."""
         for part, view in self.first.views("corrections"):
             before, own = g, self.corrections.get(part.name, Correction())
             g = tree.add_where(g, own.add)
-            if own.target and part.name in self.apart:
+            if own.target and part.name in self.past_autograd:
                 assert self.result is not None
                 g, term = correction.pulled(g, view.params, own)
                 self.first.terms.append((part.name, term))
@@ -270,7 +267,7 @@ class Program:
     def __init__(self, network: Network, method: Method, phases: list[Phase], spec: Spec, task: Task,
                  transform: Callable[..., Any], samples_apart: bool = False) -> None:
         self.network, self.spec, self.policy, self.task = network, spec, spec.policy, task
-        self.apart = optimiser.apart(spec.policy)
+        self.policy_of_own_steps = optimiser.for_own_steps(spec.policy)
         self.transform, self.random_transform = transform, getattr(transform, "random", True)
         self.gather = getattr(transform, "gather", None)
         self.channels_last = spec.policy.layout == "channels_last"
@@ -280,14 +277,9 @@ class Program:
         for hooks in self.hooks.values():             # one pass for two batches: only where neither shows in what the other gives
             if not samples_apart or hooks["tap"] or hooks["relabel"] or hooks["gradient"]:
                 hooks["beside"] = []
-        apart = {p.name for hook in ("before", "adversary") for p in method.using(hook)}
         # parts whose personal tensors descend the main loss in this phase
         self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
-                                  if p.model == "model" and q.name not in apart] for p in phases}
-
-    def lay_out(self, x: Tensor) -> Tensor:
-        """Images in the run's layout."""
-        return turned(x) if self.channels_last and x.dim() == 4 else x
+                                  if p.model == "model" and q.name not in method.stepping_apart] for p in phases}
 
     def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
         """A part's own SGD step on what it attached or holds personally, apart from the main loss; the part has an optimiser to itself."""
@@ -296,7 +288,7 @@ class Program:
         if not torch.is_tensor(loss):             # switched off by its settings
             return
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
-        optimiser.update(self.apart, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
+        optimiser.update(self.policy_of_own_steps, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
         self.network.forget(own.values())
 
     def step(self, slot: Slot, phase: Phase, size: int) -> Step:
@@ -355,7 +347,7 @@ class Program:
 
     def begin(self, slot: Slot, phase: Phase) -> None:
         """Only what this phase trains (or its adversaries train) records a graph."""
-        apart = [p.name for hook in ("before", "adversary") for p in self.hooks[phase.name][hook]]
+        apart = [p.name for hook in OWN_STEPS for p in self.hooks[phase.name][hook]]
         prefixes = tuple(name + "." for name in apart)
         for k, p in slot.model_of(phase)["params"].items():
             p.requires_grad_(k in self.trains[phase.name] or k.startswith(prefixes))

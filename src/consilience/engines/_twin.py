@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..core.assemble import assemble
-from ..core.client import ClientState
-from ..core.engine import EngineFactory
+from ..core.client import ClientState, LocalWork
+from ..core.engine import EngineFactory, Work
 from ..core.federation import Federation
 from ..core.population import Population
 from ..core.store import ClientStore, MemoryStore
@@ -55,6 +55,12 @@ def twin_beside(fed: Federation, engine: EngineFactory, store: Callable[[ClientS
     twin.engine, twin.clients, twin.prepared = engine(twin.program, twin.make_slot), store(fed.clients.fresh), True
     twin.on_client = lambda done, of: None
     return twin
+
+
+def for_twins(works: Sequence[Work]) -> list[LocalWork]:
+    """The works, where each is a client's round and nothing more, so that a twin can make it anew; else none of them: they are run here."""
+    ours = [w for w in works if type(w) is LocalWork]        # a twin would leave out what a subclass does
+    return ours if len(ours) == len(works) else []
 
 
 def moved(value: Any, device: torch.device, whole: bool = False) -> Any:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from ..core.client import LocalWork
-from ..core.engine import EngineFactory, RoomyEngine
-from ..core.federation import ClientTask, Federation, Work
+from ..core.engine import ClientTask, EngineFactory, RoomyEngine, Work
+from ..core.federation import Federation
 from ..core.slot import Slot
 from ..core.step import Program
 from ..errors import ConfigError, did_you_mean
-from ._twin import STATE, Mirror, build_twin, moved, twin_beside
+from ._twin import STATE, Mirror, build_twin, for_twins, moved, twin_beside
 from .sequential import Sequential
 
 MOST = 1024                                                        # devices; more is a slip of the pen
@@ -171,13 +171,11 @@ class Devices:
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]:
         works = list(works)
-        ours = [w for w in works if type(w) is LocalWork]
-        if len(ours) < len(works):
+        if not (ours := for_twins(works)):
             yield from self.here.run(works)
             return
-        if ours:
-            yield from self._share(ours[0].fed, [w.size for w in ours], lambda twin, places, stop: twin.engine.run(
-                [self._elsewhere(twin, ours[p], stop) for p in places]))
+        yield from self._share(ours[0].fed, [w.steps for w in ours], lambda twin, places, stop: twin.engine.run(
+            [self._elsewhere(twin, ours[p], stop) for p in places]))
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
         return self._share(fed, [fed.samples.size_of(i) for i in numbers], lambda twin, places, stop: twin.each(

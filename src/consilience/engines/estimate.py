@@ -70,8 +70,7 @@ def steps_per_round(fed: Federation) -> float:
         sizes, counts = fed.population.table.sizes.unique(return_counts=True)
         total = 0.0
         for n, count in zip(sizes.tolist(), counts.tolist()):
-            held = int(n * fed.samples.rows.share)
-            total += count * fed.samples.steps_for(n - held, fed.phases)
+            total += count * fed.samples.steps_for(fed.samples.rows.left(n), fed.phases)
         mean = total / fed.size
     return fed.policy.cohort_size(fed.size) * mean
 

@@ -17,7 +17,7 @@ import torch
 from ..core.client import LocalWork
 from ..core.engine import Work
 from ..core.federation import Federation
-from ..core.samples import Schedule
+from ..core.samples import Schedule, steps_in
 from ..core.slot import Slot
 
 BESIDE = 32             # clients that take part, at most
@@ -49,7 +49,7 @@ class _Beginning:
 
 def beginning(schedule: Schedule, steps: int) -> Schedule:
     """About so many steps, of each phase its share, in eights where there are as many: an engine that captures steps has those anyway."""
-    share = steps / max(1, sum(len(sizes) for _, sizes in schedule))
+    share = steps / max(1, steps_in(schedule))
     out = []
     for phase, sizes in schedule:
         many = min(len(sizes), max(1, round(len(sizes) * share)))
@@ -64,7 +64,7 @@ def work_of(fed: Federation, number: int) -> LocalWork:
 
 
 def who_trains(fed: Federation) -> Iterator[int]:
-    return (i for i in range(fed.size) if fed.samples.schedule(i, fed.phases))
+    return (i for i in range(fed.size) if fed.trains(i))
 
 
 def rehearse(fed: Federation) -> Rehearsal:
@@ -89,7 +89,7 @@ def _pass(fed: Federation, works: list[LocalWork], steps: int) -> tuple[float, i
         for _ in fed.engine.run(first):
             pass
     _wait(fed)
-    return time.perf_counter() - start, sum(len(sizes) for w in first for _, sizes in w.schedule)
+    return time.perf_counter() - start, sum(steps_in(w.schedule) for w in first)
 
 
 def _wait(fed: Federation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..core.federation import Work
+from ..core.engine import Work
 from ..core.slot import Slot
 from ..core.step import Program
 

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from .. import tree
-from ..core.engine import ClientTask
-from ..core.federation import Federation, Work
+from ..core.engine import ClientTask, Work
+from ..core.federation import Federation
 from ..core.part import Phase
+from ..core.samples import steps_in
 from ..core.slot import Slot
 from ..core.step import Program
 from ._shortage import out_of_memory, too_little
@@ -122,7 +123,7 @@ class Slots:
 
     def _pass_through(self, queue: list[Work], results: dict[int, Any], main: torch.cuda.Stream) -> None:
         waiting = deque(sorted((i for i in range(len(queue)) if i not in results),
-                               key=lambda i: -sum(len(s) for _, s in queue[i].schedule)))
+                               key=lambda i: -steps_in(queue[i].schedule)))
         lanes = self._lanes_for(queue[waiting[0]], len(waiting), main)
         try:
             self._take_turns(lanes, queue, waiting, results)

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from ..core.client import LocalWork, train_client
-from ..core.federation import ClientTask, Federation, Work
+from ..core.client import train_client
+from ..core.engine import ClientTask, Work
+from ..core.federation import Federation
 from ..core.slot import Slot
 from ..core.step import Program
 from ._pool import Content, Pool
-from ._twin import plan_of, server_state
+from ._twin import for_twins, plan_of, server_state
 from .hardware import usable_cores
 from .sequential import Sequential
 
@@ -65,15 +66,13 @@ class Workers:
 
     def run(self, works: Iterable[Work]) -> Iterator[Any]:
         works = list(works)
-        ours = [w for w in works if isinstance(w, LocalWork)]
-        if len(ours) < len(works):
+        if not (ours := for_twins(works)):
             with one_thread():
                 yield from self.here.run(works)
             return
-        if ours:
-            fed = ours[0].fed
-            yield from self._call(fed, train_client, ours[0].cohort, [w.size for w in ours],
-                                  lambda i: (ours[i].number, self._carried(fed, ours[i].state), ours[i].download))
+        fed = ours[0].fed
+        yield from self._call(fed, train_client, ours[0].cohort, [w.steps for w in ours],
+                              lambda i: (ours[i].number, self._carried(fed, ours[i].state), ours[i].download))
 
     def map(self, fed: Federation, task: ClientTask, numbers: Sequence[int], common: Any, given: Sequence[Any]) -> Iterator[Any]:
         return self._call(fed, task, common, [fed.samples.size_of(i) for i in numbers],

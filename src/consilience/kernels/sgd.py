@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..channels_last import is_turned
+from ..channels_last import fills_memory, is_turned
 from .reach import Reach
 
 try:
@@ -196,8 +196,7 @@ def usable(params: Sequence[Tensor]) -> bool:
 
 def dense(t: Tensor) -> bool:
     """Whether a tensor fills a piece of memory that begins where loads of several numbers may; places in it are int32."""
-    lies = t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
-    return lies and t.data_ptr() % 16 == 0 and t.numel() < MOST_NUMBERS
+    return fills_memory(t) and t.data_ptr() % 16 == 0 and t.numel() < MOST_NUMBERS
 
 
 def descend(moves: Sequence[Move], lr: Tensor, decay: float, momentum: float, strength: float, place: Place) -> Tensor | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import tree
 from ..core.client import ClientState
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.task import Task, image_dice
+from .clients import client_mean, worst
 from .gather import Answers, Asked
 
 _SAID = ("logits", "labels")                                    # beside the numbers of a pass, where what models answered is wanted too
@@ -28,7 +28,6 @@ class Scores:
     counts: tuple[int, ...]
     values: dict[str, tuple[float, ...]]                        # measure -> one number per client
     scored: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
     answers: Answers | None = None                              # of the same pass, where asked for; an owner is a place in `names`
 
     def pooled(self, measure: str) -> float | None:
@@ -44,13 +43,14 @@ class Scores:
         each = self.with_samples("accuracy")
         if not each:
             return {"accuracy": None, "mean": None, "worst": None, "worst_client": None, "loss": None, "per_client": {},
-                    "scored": self.scored, **self.extra}
-        worst = min(each, key=lambda name: (each[name], name))
+                    "scored": self.scored}
+        low = worst(each)
+        assert low is not None                                  # somebody has samples
         more: dict[str, Any] = {m: self.pooled(m) for m in self.values if m not in ("accuracy", "loss")}
         if more:                                                # Dice by site
             more["by_client"] = {m: self.with_samples(m) for m in more}
-        return {"accuracy": self.pooled("accuracy"), "mean": sum(each.values()) / len(each), "worst": each[worst],
-                "worst_client": worst, "loss": self.pooled("loss"), **more, "per_client": each, "scored": self.scored, **self.extra}
+        return {"accuracy": self.pooled("accuracy"), "mean": client_mean(each), "worst": low[1],
+                "worst_client": low[0], "loss": self.pooled("loss"), **more, "per_client": each, "scored": self.scored}
 
 
 def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -63,16 +63,19 @@ def per_sample(task: Task, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
             "dice": dice.mean(1), "dice_foreground": dice[:, 1:].mean(1)}
 
 
-def score_sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor, owner: Tensor,
-          owners: int, answers: bool = False) -> dict[str, Tensor]:
-    """Sums per owner of every measure, over the rows given; with `answers` also what `answers_in` takes out."""
+def score_sums(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor,
+               answers: bool = False) -> dict[str, Tensor]:
+    """The sum of every measure over the rows given; with `answers` also what `answers_in` takes out."""
     values = _score_rows(fed, number, state, model, taps, rows, answers)
     said = {k: values.pop(k) for k in _SAID if k in values}
-    if fed.device.type == "cuda" and owners == 1:             # a sum in a fixed order, and nothing to send there
-        return {measure: v.double().sum()[None] for measure, v in values.items()} | said
-    whose = tree.to(owner, fed.device)
-    return {measure: torch.zeros(owners, dtype=torch.float64, device=fed.device).index_add_(0, whose, v.double())
-            for measure, v in values.items()} | said
+    return {measure: _sum(v.double()) for measure, v in values.items()} | said
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Of one tensor, as a tensor of one number: on a CPU added up sample by sample, as `score_model` adds up those of several owners."""
+    if values.is_cuda:                                        # where adding to one place has no fixed order
+        return values.sum()[None]
+    return torch.zeros(1, dtype=values.dtype).index_add_(0, torch.zeros(len(values), dtype=torch.int64), values)
 
 
 def _score_rows(fed: Federation, number: int, state: ClientState, model: Model, taps: bool, rows: Tensor,
@@ -108,14 +111,10 @@ def _scores(totals: dict[str, Tensor], names: Sequence[str], counts: Sequence[in
 PIECE = 4                     # batches that one process scores at a time
 
 
-def _score_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> dict[str, Tensor]:
-    """One number per sample of every measure, for the model given or the global one."""
-    return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows)
-
-
-def _answer_piece(fed: Federation, number: int, model: Model | None, rows: Tensor) -> dict[str, Tensor]:
-    """The same, and what the model answered."""
-    return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows, answers=True)
+def _score_piece(fed: Federation, number: int, common: tuple[Model | None, bool], rows: Tensor) -> dict[str, Tensor]:
+    """One number per sample of every measure, for the model given or the global one, and what it answered where that is wanted."""
+    model, answers = common
+    return _score_rows(fed, number, fed.client(number), model or fed.model, False, rows, answers)
 
 
 def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Sequence[str], scored: str,
@@ -125,8 +124,7 @@ def score_model(fed: Federation, model: Model, rows: Sequence[Tensor], names: Se
     owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
     every = torch.cat(list(rows))
     pieces = every.split(PIECE * fed.policy.eval_batch) if len(every) else ()
-    task = _answer_piece if answers else _score_piece
-    scores = _joined(list(fed.each(task, [0] * len(pieces), None if model is fed.model else model, pieces)))
+    scores = _joined(list(fed.each(_score_piece, [0] * len(pieces), (None if model is fed.model else model, answers), pieces)))
     said = answers_in(scores, owner)
     # added up on the host, in the order of the samples: a GPU adds to the same place in no fixed order
     totals = {m: torch.zeros(len(rows), dtype=torch.float64).index_add_(0, owner, v.cpu().double()) for m, v in scores.items()}
@@ -145,7 +143,7 @@ def score_each(fed: Federation, asked: Iterable[Asked], names: Sequence[str], sc
     for a in asked:
         counts[a.owner] = len(a.rows)
         places.append(a.owner)
-        sums.append(score_sums(fed, a.number, a.state, a.model, a.taps, a.rows, torch.zeros(len(a.rows), dtype=torch.int64), 1))
+        sums.append(score_sums(fed, a.number, a.state, a.model, a.taps, a.rows))
     return _scores(_placed(places, sums, len(names)), names, counts, scored)
 
 
@@ -168,19 +166,12 @@ def score_personal(fed: Federation, rows: Sequence[Tensor], names: Sequence[str]
     if not fed.personal:
         return score_global(fed, rows, names, answers)
     places = [i for i, own in enumerate(rows) if len(own)]
-    each = list(fed.each(_answer_own if answers else _score_own, [i if numbers is None else numbers[i] for i in places], None,
-                         [rows[i] for i in places]))
+    each = list(fed.each(_score_own, [i if numbers is None else numbers[i] for i in places], answers, [rows[i] for i in places]))
     said = _joined([{k: own.pop(k) for k in _SAID} for own in each]) if answers else {}
     owner = torch.cat([torch.full((len(rows[i]),), i) for i in places]) if places else torch.zeros(0, dtype=torch.int64)
     return _scores(_placed(places, each, len(rows)), names, [len(r) for r in rows], fed.personal_scoring, answers_in(said, owner))
 
 
-def _score_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
-    """Sums of a client's own model on its own rows."""
-    return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1)
-
-
-def _answer_own(fed: Federation, number: int, common: None, rows: Tensor) -> dict[str, Tensor]:
-    """The same, and what the model answered."""
-    return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, torch.zeros(len(rows), dtype=torch.int64), 1,
-                      answers=True)
+def _score_own(fed: Federation, number: int, answers: bool, rows: Tensor) -> dict[str, Tensor]:
+    """Sums of a client's own model on its own rows, and what it answered where that is wanted."""
+    return score_sums(fed, number, fed.client(number), *fed.personal_model(number), rows, answers)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core import returned
-from ..core.client import ClientState, ClientView, Outcome
-from ..core.federation import Engine, Federation, Work
+from ..core.client import ClientState, Outcome
+from ..core.engine import Engine, Work
+from ..core.federation import Federation
 from ..core.part import Model
+from ..core.samples import steps_in
 from ..core.store import ClientStore
 
 
@@ -107,7 +108,7 @@ class _Watching:
     def _walk(self, work: Work) -> None:
         program, slot = self.fed.program, self.fed.make_slot(work)
         work.load(slot)
-        total, done = sum(len(sizes) for _, sizes in work.schedule), 0
+        total, done = steps_in(work.schedule), 0
         self.show(0, total, slot.model)
         for phase, sizes in work.schedule:
             program.begin(slot, phase)
@@ -132,12 +133,3 @@ def watch_client(fed: Federation, number: int, every: int, show: Callable[[int, 
         other.round([number, *(i for i in (range(fed.size) if clients is None else clients) if i != number)])
     except _Enough:
         return
-
-
-def served(fed: Federation, number: int, model: Model, state: ClientState) -> tuple[Model, bool]:
-    """The model a client with this state is served by when it holds `model`, and whether taps act in it."""
-    taps = True
-    for part in fed.method.using("personalise"):
-        view = ClientView(fed, number, part, model, state, "personalise", [number])
-        model, taps = returned.served(part, part.personalise(view), model)
-    return model, taps

@@ -15,10 +15,11 @@ from .. import rng
 from ..core.federation import Federation
 from ..core.part import Model
 from ..core.population import RowTable
+from ..core.samples import steps_in
 from ..data import FederatedData
 from ..errors import ConfigError, ConsilienceError, did_you_mean
 from .gather import Answers, Asked, gather
-from .local_training import Trained, served, train_all, watch_client
+from .local_training import Trained, train_all, watch_client
 
 T = TypeVar("T")
 
@@ -56,9 +57,10 @@ class Subject:
     """Gathers what measures ask for, each thing once. Nothing here changes the federation."""
 
     def __init__(self, fed: Federation, data: FederatedData, records: Sequence[dict[str, Any]] = (), reference: Reference | None = None,
-                 tell: Callable[[str, int, int], None] = lambda what, done, of: None, clients: Sequence[int] | None = None) -> None:
+                 clients: Sequence[int] | None = None) -> None:
         """`clients`: who is looked at where they are too many; nobody else then has samples in `data`."""
-        self.fed, self.data, self.records, self.reference, self.tell, self.clients = fed, data, records, reference, tell, clients
+        self.fed, self.data, self.records, self.reference, self.clients = fed, data, records, reference, clients
+        self.tell: Callable[[str, int, int], None] = lambda what, done, of: None        # whoever measures puts a listener here
         self.halfway = Halfway()
         self._memo: dict[Hashable, Any] = {}
 
@@ -152,7 +154,7 @@ class Subject:
             outcome = self.trained.outcomes[number]
             if model == "global":
                 return number, outcome.state, outcome.model, False
-            return number, outcome.state, *served(fed, number, outcome.model, outcome.state)
+            return number, outcome.state, *fed.served(number, outcome.state, outcome.model)
         if model == "global":
             # a client that made no step holds what it received
             return number, state, fed.model if training == "before" else fed.received(state), False
@@ -191,14 +193,11 @@ class Subject:
             if name not in self.names:
                 raise ConfigError(f"There is no client {name!r}.{did_you_mean(name, self.names)}")
             owner = self.names.index(name)
-            if not self._trains(owner):
+            if not self.fed.trains(self.number(owner)):
                 raise ConfigError(f"The client {name!r} has too few samples for a batch, so it never trains.")
             return owner
-        able = [i for i in (range(len(self.names)) if self.clients is None else self.clients) if self._trains(i)]
+        able = [i for i in (range(len(self.names)) if self.clients is None else self.clients) if self.fed.trains(self.number(i))]
         return min(able, key=lambda i: (abs(len(self.present(i)) - self.data.classes / 2), i))
-
-    def _trains(self, owner: int) -> bool:
-        return bool(self.fed.samples.schedule(self.number(owner), self.fed.phases))
 
     def local_path(self, owner: int, rows: str, point: str, looks: int, samples: int) -> list[tuple[int, Tensor, Tensor]]:
         """(step, logits, values at the point) along a client's local training, on samples drawn once; step 0 is what it received."""
@@ -206,7 +205,7 @@ class Subject:
             number = self.number(owner)
             state, every = self.fed.client(number), self.everything(rows)
             drawn = every[rng.permutation(self.key("path", rows), len(every))[:samples]]
-            total = sum(len(sizes) for _, sizes in self.fed.samples.schedule(number, self.fed.phases))
+            total = steps_in(self.fed.samples.schedule(number, self.fed.phases))
             seen: list[tuple[int, Tensor, Tensor]] = []
 
             def show(step: int, of: int, model: Model) -> None:

@@ -9,7 +9,7 @@ from .. import rng
 from ..core.client import ClientView
 from ..core.network import Trace
 from ..core.part import Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..tree import Tree
 

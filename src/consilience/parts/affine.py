@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.layout import Layout
 from ..core.method import Method
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 

@@ -12,7 +12,7 @@ from ..core.client import ClientView
 from ..core.layout import Layout
 from ..core.part import Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 

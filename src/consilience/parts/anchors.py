@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.client import ClientView
 from ..core.part import Model, Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

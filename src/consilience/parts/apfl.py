@@ -12,7 +12,7 @@ from .. import tree
 from ..core.client import ClientView
 from ..core.method import Method
 from ..core.part import Model, Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Flat, Tree
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import tree
 from ..core.layout import Layout
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 
 _REGIONS = ("extractor", "header", "head")

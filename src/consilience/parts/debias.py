@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.client import ClientView
 from ..core.part import Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 from . import _contrast, _pseudo_data

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.part import Part
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 
 EPS = 1e-8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..core.client import ClientView
 from ..core.correction import Correction
 from ..core.part import Model, Part, Phase, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 

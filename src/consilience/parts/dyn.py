@@ -10,7 +10,7 @@ from ..core.client import ClientView
 from ..core.correction import Correction
 from ..core.part import Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Flat, Tree
 from ._reasons import NEEDS_AVERAGE

@@ -15,7 +15,7 @@ from ..core.layout import Layout
 from ..core.network import in_float32
 from ..core.part import Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 from . import _mixing

@@ -16,7 +16,7 @@ from ..core.client import ClientView
 from ..core.part import Part, Spec
 from ..core.policy import Policy
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Flat, Tree

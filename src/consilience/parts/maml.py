@@ -10,7 +10,7 @@ import torch
 from .. import tree
 from ..core.client import ClientView
 from ..core.part import Batch, Model, Part
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Flat
 from ._mixing import PAIRED

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import rng
 from ..core.layout import Layout
 from ..core.part import Batch, Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..errors import ConfigError
 from ..options import option

@@ -12,7 +12,7 @@ from ..core.client import ClientView
 from ..core.method import Method
 from ..core.part import Batch, Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import rng
 from ..core.layout import Layout
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Tree
 from . import _mixing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core.part import Batch, Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

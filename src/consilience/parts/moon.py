@@ -13,7 +13,7 @@ from torch import nn
 
 from ..core.layout import Layout
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ._reasons import OWN_MODEL
 from .kernels import moon as kernel

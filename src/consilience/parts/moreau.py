@@ -11,7 +11,7 @@ from .. import tree
 from ..core.client import ClientView
 from ..core.part import Model, Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Flat, Tree
 from ._reasons import NEEDS_AVERAGE

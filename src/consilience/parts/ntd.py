@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 
 

@@ -11,7 +11,7 @@ import torch
 from ..core.client import ClientView
 from ..core.part import Part, Spec
 from ..core.server import ServerView
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

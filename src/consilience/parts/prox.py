@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import tree
 from ..core.correction import Correction
 from ..core.part import Part
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.client import ClientView
 from ..core.layout import Layout
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

@@ -9,7 +9,7 @@ import torch
 
 from .. import tree
 from ..core.part import Part
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..options import option
 from ..tree import Flat
 

@@ -13,7 +13,7 @@ from .. import rng
 from ..core.client import ClientView
 from ..core.method import Method
 from ..core.part import Part, Spec
-from ..core.step import StepView
+from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
 from ..tree import Tree

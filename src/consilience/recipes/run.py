@@ -11,7 +11,8 @@ from typing import Any
 
 from ..data.directory import VARIABLE, data_directory
 from ..runs.config import RunConfig
-from ..runs.many import LATE, Job, Watcher, run_many
+from ..runs.listener import Watcher
+from ..runs.many import LATE, Job, run_many
 from .collect import Failures, collect, obstacle, runs_of
 from .folders import RUNS, drop_measures, known_measures, settle_machine, stored_run
 from .format import Cell, Recipe

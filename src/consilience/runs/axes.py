@@ -15,14 +15,13 @@ import yaml
 from ..errors import ConfigError, did_you_mean
 from ..options import hints_of
 from ..parts.stack import parse_stack
-from .config import PLACES, RunConfig
+from .config import DIVIDING, PLACES, RunConfig
 from .entries import Entry, applies, targets_of
 from .tune import Dimension, at
 
 # Settings that change the samples, the scoring or the luck: scores under different values of them do not say which is better.
-NOT_SWEPT = ("method", "settings", "data", "split", "clients", "shift", "train", "validation", "test", "pool", "split_file", "data_seed",
-             "train_fraction", "hold_out", "proxy", "taps", "eval_every", "eval_clients", "measure", "measure_every", "criterion",
-             "patience", "seed", "eval_batch")
+NOT_SWEPT = ("method", "settings", "data", *(name for name in DIVIDING if name != "transform"), "proxy", "taps", "eval_every",
+             "eval_clients", "measure", "measure_every", "criterion", "patience", "seed", "eval_batch")
 NO_CHANGE = ("engine", "device", *PLACES)             # where and how a run is made: its scores are the same
 FORM = "A sweep goes over name=value,value,… or name=low:high or name=low:high:log or name=low:high:step, as in prox.mu=0.001,0.01,0.1"
 

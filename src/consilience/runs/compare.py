@@ -13,8 +13,9 @@ from .comparison import SCORES, Comparison, check_score
 from .config import RunConfig, flatten_settings
 from .entries import Entry, make_entries
 from .given import own_model
+from .listener import RunsWarner, Watcher
 from .lock import make_folder
-from .many import Job, Warner, Watcher, folder_in, run_many
+from .many import Job, folder_in, run_many
 from .progress import RunsProgress, progress_bar
 from .run import load_data
 from .tune import Tuning, tune_entries, with_validation
@@ -67,7 +68,7 @@ def compare_config(methods: Sequence[str], base: RunConfig, seeds: Sequence[int]
     `on` is "here", or "ray" for runs on a cluster.
     """
     check_score(score)
-    watcher = watcher or Warner()
+    watcher = watcher or RunsWarner()
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
         raise ConfigError("A comparison needs at least one seed.")

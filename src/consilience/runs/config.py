@@ -75,6 +75,9 @@ class _RunOnly:
 
 _POLICY = {f.name for f in dataclasses.fields(Policy)}
 _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
+# say how data are divided
+DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out", "split_file",
+            "data_seed")
 SETTLED = ("weights", "layout")             # may be "auto" in a configuration; a run is kept with what came of it
 # differ between machines without changing a result
 PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
@@ -117,6 +120,12 @@ class RunConfig:
 
     def replace(self, **values: Any) -> RunConfig:
         return RunConfig.make({**self.flat(), **values})
+
+    def data_settings(self) -> dict[str, Any]:
+        """How the data are read and divided, by the names that `consilience.data.load` has for it."""
+        told = {name: getattr(self.run, name) for name in (*DIVIDING, "data_dir", "map_data")}
+        seed, held = told.pop("data_seed"), told.pop("hold_out")
+        return told | {"seed": self.policy.seed if seed is None else seed, "hold_out": [int(c) if c.isdigit() else c for c in held]}
 
     def flat(self) -> dict[str, Any]:
         """All settings by their flat names, defaults included."""

@@ -24,9 +24,9 @@ from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
 from ..metrics.registry import canonical
+from .config import DIVIDING
 from .environment import describe_environment
 from .files import DiskError, disk, drop_drafts, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
-from .given import DIVIDING
 from .lock import folder_lock
 from .outside import COPIES, code_of, outside_files, refuse_other_code
 from .states import (

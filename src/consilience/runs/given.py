@@ -10,10 +10,7 @@ from torch import nn
 
 from ..data import Dataset, FederatedData, shifts, splits, transforms
 from ..errors import ConfigError
-
-# settings that say how data are divided
-DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out", "split_file",
-            "data_seed")
+from .config import DIVIDING
 
 
 def own_data(data: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -30,16 +30,18 @@ from ..cuda_start import QUEUES, queues_of_each
 from ..data import FederatedData
 from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
+from ..engines.hardware import usable_cores
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
+from ..errors import ConsilienceError, DeviceError, unknown
 from ..memory import no_room
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
 from .folder import default_folder, read_records
+from .listener import Listener, Watcher
 from .outside import code_of
 from .result import Result
-from .run import Listener, choose_device, load_data, run_config
+from .run import choose_device, load_data, run_config
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
 
@@ -77,32 +79,15 @@ class Job:
     ran: bool = False                       # the folder holds the finished run: only `then` is left
 
 
-class Watcher:
-    """Hears how a set of runs goes on. Override what is needed."""
-
-    def begin(self, what: str, runs: int, rounds: int) -> None: ...
-    def rounds_done(self, rounds: int) -> None: ...
-    def run_done(self, label: str, failure: str | None) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def noted(self, label: str, note: str) -> None: ...
-
-
-class Warner(Watcher):
-    """For whoever asked for no display: warnings alone, as Python's own."""
-
-    def warned(self, message: str) -> None:
-        warn_caller(message)
-
-
 def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
     return None if out is None else str(Path(out) / default_folder(config).name)
 
 
 def default_workers(config: RunConfig) -> int:
-    """All cores; one run at a time where they would share an accelerator."""
+    """All cores that this process may use; one run at a time where they would share an accelerator."""
     if config.run.devices or choose_device(config.run.device).type != "cpu":
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def run_many(jobs: Sequence[Job], what: str, *, workers: int | None = None, again: bool = False,
@@ -317,15 +302,11 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
 
 
 _LOADED: dict[str, FederatedData] = {}             # of this process, while it works through a set of runs
-_OF_DATA = ("data", "split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out",
-            "split_file", "data_dir", "map_data")
 
 
 def _data_of(config: RunConfig) -> FederatedData:
     """Runs in a row that differ by method alone read and divide their data once."""
-    r = config.run
-    seed = config.policy.seed if r.data_seed is None else r.data_seed
-    key = json.dumps([seed, os.environ.get(VARIABLE), *(getattr(r, name) for name in _OF_DATA)])
+    key = json.dumps([config.run.data, os.environ.get(VARIABLE), config.data_settings()])
     if key not in _LOADED:
         _LOADED.clear()
         _LOADED[key] = load_data(config)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..core import returned
-from ..core.client import ClientState, ClientView, LocalWork
+from ..core.client import ClientState, LocalWork
 from ..core.diagnose import refuse_nonfinite
 from ..core.federation import Federation
 from ..core.part import Model
@@ -74,7 +73,7 @@ def onboard(path: str | Path, source: str, *, epochs: int = 10, lr: float | None
 
 def _refuse_too_few(fed: Federation, samples: int) -> None:
     """A federation of this client alone would speak of the run's batch and split, which are settled."""
-    samples -= int(samples * fed.samples.rows.share)              # what parts hold back
+    samples = fed.samples.rows.left(samples)
     if not fed.samples.steps_for(samples, fed.phases):
         few, _ = fed.samples.too_few
         raise DataError(f"The new client has {samples} sample{'s' if samples != 1 else ''} to train on, fewer than {few}: it can make no "
@@ -165,11 +164,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
         "local training as in a round" + (", with the shared state of the run" if tree.leaves(fed.shared) else "")
     if any(tree.leaves(d) for d in down.values()):
         rule += ", from a mixture of the clients' models that the server sent"
-    model, taps = outcome.model, True
-    with torch.no_grad():
-        for part in personalise:
-            view = ClientView(fed, number, part, model, outcome.state, "personalise", ids)
-            model, taps = returned.served(part, part.personalise(view), model)
+    model, taps = fed.served(number, outcome.state, outcome.model)
     return Served(fed, number, outcome.state, model, taps and fed.personal, NEW), rule
 
 

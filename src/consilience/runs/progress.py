@@ -23,8 +23,7 @@ from rich.progress import (
 
 from ..core.federation import Federation
 from ..metrics.criterion import measure_of, served_score
-from .many import Watcher
-from .run import Listener
+from .listener import Listener, Watcher
 
 EVERY = 30.0                   # seconds between two lines of a log
 

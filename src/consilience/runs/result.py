@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import tree
 from ..core.federation import Federation
 from ..metrics import criterion
 
@@ -57,7 +58,6 @@ class Result:
 
     def personal_state(self, client: str | int) -> dict[str, Tensor]:
         """What a client keeps for itself: personal tensors and model keys that do not travel."""
-        from .. import tree
         number = client if isinstance(client, int) else self.names.index(client)
         homes = self.federation.client(number).tensors
         return dict(tree.paths({"personal": homes["personal"], "local": homes["local"]}))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import memory, rng
-from ..core.federation import Federation, RoundReport
+from ..core.engine import RoundReport
+from ..core.federation import Federation
 from ..core.population import Population
 from ..core.task import task_named
 from ..data import Dataset, FederatedData, load
@@ -21,43 +22,24 @@ from ..engines.choose import Choice, choose
 from ..engines.devices import existing_devices
 from ..engines.estimate import Estimate, estimate, refuse_samples_without_room, refuse_what_cannot_fit, steps_per_round, time_client
 from ..engines.rehearse import rehearse
-from ..errors import ConfigError, DeviceError, warn_caller
+from ..errors import ConfigError, DeviceError
 from ..metrics.criterion import ACCURACY, validation_score
 from ..metrics.subject import Subject
 from ..models import Built, default_for, load_pretrained, make
 from .config import RunConfig
 from .folder import RunFolder
 from .given import own_data, own_model
+from .listener import Listener, RunWarner
+from .progress import RunProgress, progress_bar
 from .result import Result
 from .scoring import NOT_SCORED, only, score_round, scored_clients, warnings_of
 from .states import describe_store, settle_store
-
-
-class Listener:
-    """Hears how a run goes on; for progress displays and trackers. Override what is needed."""
-
-    def started(self, federation: Federation, rounds: int, done: int) -> None: ...
-    def client_done(self, done: int, of: int) -> None: ...
-    def round_done(self, record: dict[str, Any]) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def noted(self, message: str) -> None: ...
-
-
-class Warner(Listener):
-    """For whoever asked for no display: warnings alone, as Python's own. Unheard, FedAvg's numbers could pass for another method's."""
-
-    def warned(self, message: str) -> None:
-        warn_caller(message)
+from .trackers import make_trackers
 
 
 def load_data(config: RunConfig, source: Dataset | None = None) -> FederatedData:
     """The data set a configuration names, or the one given, divided as it says."""
-    r = config.run
-    seed = config.policy.seed if r.data_seed is None else r.data_seed
-    return load(r.data if source is None else source, r.split, r.clients, seed,
-                shift=r.shift, train=r.train, validation=r.validation, test=r.test, pool=r.pool,
-                data_dir=r.data_dir, transform=r.transform, split_file=r.split_file, train_fraction=r.train_fraction,
-                hold_out=[int(c) if c.isdigit() else c for c in r.hold_out], map_data=r.map_data)
+    return load(config.run.data if source is None else source, **config.data_settings())
 
 
 def choose_device(name: str) -> torch.device:
@@ -131,8 +113,7 @@ def run(method: str = "fedavg", data: str | Dataset | FederatedData = "digits", 
     config = RunConfig.make({**settings, "method": method, "model": own_model(settings.get("model"))})
     given = load_data(config, data) if isinstance(data, Dataset) else data if isinstance(data, FederatedData) else None
     if not progress:
-        return run_config(config, out=out, listener=listener or Warner(), again=again, data=given)
-    from .progress import RunProgress, progress_bar  # a listener, and so imports this module
+        return run_config(config, out=out, listener=listener or RunWarner(), again=again, data=given)
     with progress_bar() as bar:
         return run_config(config, out=out, listener=RunProgress(bar, config.stack().canonical), again=again, data=given)
 
@@ -144,7 +125,6 @@ def run_config(config: RunConfig, *, out: str | Path | None = None, listener: Li
     At the time `until` (of `time.time`) the run is cut off between two rounds; its folder then holds a checkpoint to go on from.
     """
     from .measure import check_criterion, check_measures  # measures read runs, and so import this module
-    from .trackers import make_trackers
     data = data or load_data(config)
     if config.run.patience and not len(data.table.val.rows):         # they may be the data's own, so no setting tells
         raise ConfigError("The 'patience' option of the run needs validation samples: set validation=0.1 or so.")
@@ -208,14 +188,13 @@ def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Resu
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
             folder: RunFolder | None, until: float | None = None) -> None:
-    from .measure import criterion_of_round, measures_of_round
     for message in warnings_of(fed, data, config.run.rounds):
         listener.warned(message)
     if (drawn := scored_clients(fed, data, config.run.eval_clients)) is not None:
         listener.noted(f"{len(drawn)} of {data.population} clients, drawn by the seed, are scored; eval_clients=0 scores all")
     fed.on_client = listener.client_done
     listener.started(fed, config.run.rounds, fed.round_number)
-    judge, judging = _Patience(config.run.patience, result.records), config.run.criterion != ACCURACY
+    judge = _Patience(config.run.patience, result.records)
     if not fed.prepared:
         start = time.perf_counter()
         asked = describe_round(fed.prepare(), data.table.names) | NOT_SCORED
@@ -228,22 +207,10 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
                 folder.checkpoint(fed, force=True)
             return
         start = time.perf_counter()
-        report = fed.round()
-        record = describe_round(report, data.table.names)
-        due = report.number % config.run.eval_every == 0 or report.number == config.run.rounds
-        # what models answer is asked once, for accuracy and for the criterion
-        subject = Subject(fed, only(data, drawn), clients=drawn) if judging and due and report.exchanged else None
-        record |= score_round(fed, data, config.run.eval_clients, subject) if due and report.exchanged else NOT_SCORED
-        if subject is not None:
-            record["criterion"] = criterion_of_round(fed, data, config.run.criterion, drawn, subject)
-            if record["criterion"]["validation"] is None and len(data.table.val.rows) and not any("criterion" in r for r in result.records):
-                listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
-                                "round is chosen by it. Take more validation samples, or another criterion.")
-        record["measured"] = {"seconds": time.perf_counter() - start}
-        looked = report.number % (config.run.measure_every or 1) == 0 or report.number == config.run.rounds
-        if config.run.measure and due and looked and report.exchanged:
-            record["measures"] = measures_of_round(fed, only(data, drawn), config.run.measure, [*result.records, record],
-                                                   clients=drawn, subject=subject)
+        record = _round(config, data, fed, drawn, result.records)
+        if _says_nothing(record, data) and not any("criterion" in r for r in result.records):
+            listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
+                            "round is chosen by it. Take more validation samples, or another criterion.")
         _keep(result, folder, listener, record)
         if folder:
             folder.keep_best(result, data, record)
@@ -254,6 +221,33 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
         result.stopped = f"no better validation score in {config.run.patience} scorings"
     if folder:
         folder.finish(result, data)
+
+
+def _round(config: RunConfig, data: FederatedData, fed: Federation, drawn: list[int] | None,
+           records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make a round; its record, with scores and measures where they are due. `drawn` are the clients that are scored, None for all."""
+    from .measure import criterion_of_round, measures_of_round
+    run, start = config.run, time.perf_counter()
+    report = fed.round()
+    due = lambda every: report.number % every == 0 or report.number == run.rounds
+    seconds = lambda: {"measured": {"seconds": time.perf_counter() - start}}
+    record = describe_round(report, data.table.names)
+    if not (due(run.eval_every) and report.exchanged):
+        return record | NOT_SCORED | seconds()
+    # what models answer is asked once, for accuracy and for the criterion
+    subject = Subject(fed, only(data, drawn), clients=drawn) if run.criterion != ACCURACY else None
+    record |= score_round(fed, data, run.eval_clients, subject)
+    if subject is not None:
+        record["criterion"] = criterion_of_round(fed, data, run.criterion, drawn, subject)
+    record |= seconds()
+    if run.measure and due(run.measure_every or 1):
+        record["measures"] = measures_of_round(fed, only(data, drawn), run.measure, [*records, record], clients=drawn, subject=subject)
+    return record
+
+
+def _says_nothing(record: dict[str, Any], data: FederatedData) -> bool:
+    """Whether the criterion has no value on validation samples that are there."""
+    return "criterion" in record and record["criterion"]["validation"] is None and len(data.table.val.rows) > 0
 
 
 def _keep(result: Result, folder: RunFolder | None, listener: Listener, record: dict[str, Any]) -> None:

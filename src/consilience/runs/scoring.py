@@ -218,6 +218,7 @@ def _odd_classes(seen: Tensor, data: FederatedData) -> list[str]:
 
 def _never_training(fed: Federation) -> Tensor:
     """Clients that cannot make a batch; each different size is looked at once."""
-    sizes, share = fed.samples.rows.table.sizes, fed.samples.rows.share
-    short = [n for n in sizes.unique().tolist() if not fed.samples.steps_for(n - int(n * share), fed.phases)]
+    rows = fed.samples.rows
+    sizes = rows.table.sizes
+    short = [n for n in sizes.unique().tolist() if not fed.samples.steps_for(rows.left(n), fed.phases)]
     return torch.isin(sizes, torch.tensor(short, dtype=sizes.dtype)).nonzero().flatten()

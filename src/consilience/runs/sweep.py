@@ -27,10 +27,10 @@ from .config import RunConfig
 from .entries import Entry, make_entries
 from .files import DiskError, disk, drop_drafts, read_json, write_json
 from .folder import default_folder, read_records
+from .listener import Listener, RunsWarner, Watcher
 from .lock import folder_lock
-from .many import Warner, Watcher
 from .outside import code_of
-from .run import Listener, run_config
+from .run import run_config
 from .tune import at, space_of, validation_scores, with_validation
 
 SAMPLERS = {"tpe": "tree-structured Parzen estimators, which learn from earlier trials", "random": "independent draws"}
@@ -105,7 +105,7 @@ def sweep(method: str, base: RunConfig, over: Sequence[str], trials: int, *, out
     with folder_lock(folder):
         _check_plan(folder, plan)
         drop_drafts(folder)
-        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or Warner())
+        trial_list = _Study(optuna, folder, entry, base, axes, plan).go_on(trials, watcher or RunsWarner())
     if len(trial_list) < trials:
         remarks = [*remarks, f"All {len(trial_list)} configurations of the settings swept were tried; {trials} trials were asked for."]
     return Sweep(method, folder, plan, trial_list, remarks)

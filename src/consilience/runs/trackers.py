@@ -22,9 +22,9 @@ from typing import Any
 from ..core.federation import Federation
 from ..errors import ConfigError, unknown
 from .files import read_json, write_json
+from .listener import Listener
 from .lock import folder_lock
 from .result import numbers_of
-from .run import Listener
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:

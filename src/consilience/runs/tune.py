@@ -17,7 +17,8 @@ from ..parts.stack import parse_stack, split_tokens
 from ..report.tables import Table
 from .config import RunConfig
 from .entries import Entry
-from .many import Job, Watcher, folder_in, run_many
+from .listener import Watcher
+from .many import Job, folder_in, run_many
 from .run import load_data
 
 LEARNING_RATES = {"sgd": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),

@@ -41,7 +41,6 @@ class Split(abc.ABC):
     name = ""
     summary = ""
     needs_labels = True                  # one label per sample: refused where y holds masks
-    counts_clients = False               # the split itself determines the number of clients
 
     def __post_init__(self) -> None:
         options.check(self, f"split {self.name!r}")

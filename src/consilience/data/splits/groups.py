@@ -20,7 +20,6 @@ class ByGroup(Split):
     """One client per value of a group; a negative value means that the sample belongs to none."""
 
     name = "by_group"
-    counts_clients = True
     summary = "one client per domain, writer, subject or site"
     needs_labels = False
 
@@ -56,7 +55,6 @@ class DomainHalves(Split):
     """Two clients per domain: labels up to `cut`, and those above it (FedBR's PACS: 0–3 and 4–6, eight clients)."""
 
     name = "domain_halves"
-    counts_clients = True
     summary = "two clients per domain, each with half of the classes"
 
     group: str | None = option("domain", "which group of the data set")

@@ -15,8 +15,6 @@ from .base import Divided, Split, client_names, rows_by_label, shuffled
 
 
 class _TwoClients(Split):
-    counts_clients = True
-
     def _number(self, clients: int | None) -> int:
         if clients not in (None, 2):
             raise ConfigError(f"Split {self.name!r} makes 2 clients, but clients={clients} was asked for. Leave it out.")

@@ -112,10 +112,10 @@ def read_about(text: object) -> dict[str, Any]:
     return about
 
 
-def whole_number(about: Mapping[str, Any], name: str, low: int = 0) -> int:
+def whole_number(about: Mapping[str, Any], name: str) -> int:
     value = about.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise Refused(f"{name!r} must be a whole number from {low} up, not {str(value)[:40]!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Refused(f"{name!r} must be a whole number from 0 up, not {str(value)[:40]!r}")
     return value
 
 

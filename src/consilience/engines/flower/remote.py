@@ -13,7 +13,8 @@ import torch
 
 from ... import tree
 from ...core.client import LocalWork, Outcome, consult
-from ...core.federation import ClientTask, Federation, Work
+from ...core.engine import ClientTask, Work
+from ...core.federation import Federation
 from ...errors import ConfigError
 from .checks import Expected, check_loss
 from .parcel import Parcel, Raw
@@ -30,7 +31,7 @@ class Remote:
     def begin(self, cohort: Sequence[int]) -> None:
         """Before a round: how many of its sites must answer. Those that cannot fill a batch are not asked."""
         fed = self.fed
-        active = [i for i in cohort if fed.samples.schedule(i, fed.phases)]
+        active = [i for i in cohort if fed.trains(i)]
         self.least = max(1, min(self.roster.settings.least, len(active)))
 
     def run(self, works: Iterable[Work]) -> Iterator[Outcome | None]:

@@ -30,9 +30,8 @@ def score_site(fed: Federation, number: int, rows: Mapping[str, Tensor], judge: 
             what, taps = (fed.model, False) if model == "global" else fed.personal_model(number)
             out[model] = {}
             for name, own in rows.items():
-                whose = torch.zeros(len(own), dtype=torch.int64)
-                sums = score_sums(fed, number, state, what, taps, own, whose, 1, answers=judge is not None)
-                said = answers_in(sums, whose)
+                sums = score_sums(fed, number, state, what, taps, own, judge is not None)
+                said = answers_in(sums, torch.zeros(len(own), dtype=torch.int64))
                 out[model][name] = {"count": len(own), **{measure: float(total) for measure, total in sums.items()}}
                 if judge is not None and said is not None:
                     out[model][name][CRITERION] = judge(said)

@@ -16,7 +16,7 @@ from ...core.population import RowTable
 from ...core.samples import ClientRows
 from ...metrics.criterion import measure_of, served_score
 from ...runs.run import describe_round
-from ...runs.scoring import cautions_of
+from ...runs.scoring import NOT_SCORED, cautions_of
 from .build import build_for_server, declaration, rehearse
 from .checks import Expected
 from .ledger import Ledger, server_folder
@@ -118,7 +118,7 @@ class Server:
         start = self.now()
         there = self._present()
         self.engine.begin(there)
-        self._keep(self.fed.prepare(), start, {"global": None, "personalised": None, "validation": None})
+        self._keep(self.fed.prepare(), start, NOT_SCORED)
 
     def _round(self) -> None:
         fed, run, start = self.fed, self.settings.run.run, self.now()
@@ -127,7 +127,7 @@ class Server:
         self.engine.begin(cohort)
         report = fed.round(cohort)
         due = report.number % run.eval_every == 0 or report.number == run.rounds
-        scores = self._score() if due and report.exchanged else {"global": None, "personalised": None, "validation": None}
+        scores = self._score() if due and report.exchanged else NOT_SCORED
         self._keep(report, start, {**scores, "absent": [self.roster.names[i] for i in range(fed.size) if i not in there]})
 
     def _score(self) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...core.federation import ClientTask, Federation, Work
+from ...core.engine import ClientTask, Work
+from ...core.federation import Federation
 from ...core.slot import Slot
 from ...core.step import Program
 from .._pool import Content
