@@ -33,6 +33,7 @@ from .commands import (
     Site,
     SuperLink,
     answers,
+    clocks_apart,
     command_path,
     connection_toml,
     free_port,
@@ -307,6 +308,8 @@ def _why_not(running: RunningSite) -> str | None:
     if running.turned_away:
         return (f"The server {where} does not know this site's key, or another site with the same key is connected. Its operator admits "
                 f"a key with: consilience federation admit SERVER-FOLDER {site.key.public.name if site.key else 'site.pub'}")
+    if running.node.process.poll() == 0:               # Flower ends it without a word where its signature was not taken
+        return clocks_apart(site.superlink)
     return None
 
 

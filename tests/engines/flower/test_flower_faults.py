@@ -349,6 +349,17 @@ def test_two_runs_of_the_same_settings_do_not_mix(tmp_path: Path) -> None:
 # ---- enrolment -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_site_trains_no_more_rounds_than_were_approved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever runs the server can run it with other settings than the sites were shown."""
+    fake = Fake(tmp_path, "fedavg", rounds=1)
+    shown = fake.link.sites
+    longer = Fake(tmp_path, "fedavg", rounds=2)
+    longer.link.sites = shown
+    with caplog.at_level(logging.ERROR, "consilience.federation"), pytest.raises(TooFewAnswers, match="Round 2: 0 sites answered"):
+        longer.run()
+    assert "round 2 is asked, and what was approved here has 1" in caplog.text
+
+
 def test_what_is_asked_cannot_be_guessed(tmp_path: Path) -> None:
     """Flower names a message by a hash of what is in it, and takes an answer under that name from any admitted node, whoever was asked.
     So no two questions may be alike but for what another site knows.

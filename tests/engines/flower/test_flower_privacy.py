@@ -84,6 +84,18 @@ def test_secrets_are_each_site_s_own_and_never_travel(tmp_path: Path) -> None:
     assert not any(s in sent or s.hex().encode() in sent for s in secrets for sent in wire)
 
 
+def test_a_damaged_secret_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without one noise would be keyed by the seed, which everybody knows."""
+    def empty(site: int, request: Any, work: Any) -> Any:
+        if (site, request.about["task"], request.about["round"]) == (1, "train", 2):
+            for path in tmp_path.glob("store1/*/site-1/secret"):
+                path.write_bytes(b"")
+        return work()
+    records = Fake(tmp_path, "dp", empty, **NOISY).run()
+    assert [r["lost"] for r in records] == [[], ["site-1"]]
+    assert "is damaged: it has 0 bytes, not 32" in caplog.text
+
+
 def test_an_upload_that_is_asked_for_again_is_the_same_upload(tmp_path: Path) -> None:
     """The first answer of site 1 is lost after it left, and the round is tried again: what is sent then tells nothing new."""
     sent: list[dict[str, bytes]] = []
