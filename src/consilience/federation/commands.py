@@ -109,12 +109,14 @@ def answers(link: SuperLink) -> bool:
 
 
 def clocks_apart(link: SuperLink) -> str | None:
-    """What is wrong where this machine's clock and the server's differ by more than Flower bears; None where they agree, or nobody answers."""
+    """What is wrong where this machine's clock and the server's differ by more than Flower bears; None where they agree, or the server
+    does not answer.
+    """
     with contextlib.suppress(urllib.error.URLError, OSError, TypeError, ValueError), _health(link) as reply:
         theirs, ours = parsedate_to_datetime(reply.headers["Date"]), datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
         if abs((theirs - ours).total_seconds()) > CLOCKS:
-            return (f"The clock of this machine says {ours:%Y-%m-%d %H:%M} UTC, that of the server {link.address} {theirs:%Y-%m-%d %H:%M} UTC. "
-                    "A site is let in only where both agree to five minutes: set the wrong one right, and start the site again.")
+            return (f"The clock of this machine says {ours:%Y-%m-%d %H:%M} UTC, that of the server {link.address} {theirs:%Y-%m-%d %H:%M} "
+                    "UTC. A site is let in only where both agree to five minutes: set the wrong one right, and start the site again.")
     return None
 
 

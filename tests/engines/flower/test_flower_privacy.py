@@ -33,7 +33,7 @@ def test_the_server_warns_of_noise_that_drowns_what_it_hides(tmp_path: Path, cap
     assert [line.partition(", with 4 clients in a round")[1] for line in said] == [", with 4 clients in a round"]
 
 
-def test_noise_is_secret_and_counted(tmp_path: Path) -> None:
+def test_noise_is_secret_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Four sites are expected, three train: Σ 1/z² is (1/4)·(4/3) a round. Nothing is claimed for sampling, and no loss is told."""
     told: list[Any] = []
 
@@ -42,7 +42,9 @@ def test_noise_is_secret_and_counted(tmp_path: Path) -> None:
         told.append(answer.about.get("loss", 0.0))
         return answer
     fake = Fake(tmp_path, "dp", listen, **NOISY)
-    records = fake.run()
+    with caplog.at_level("INFO", "consilience.federation"):
+        records = fake.run()
+    assert f"Privacy: ε = {records[-1]['privacy']['epsilon']:.2f} at δ = 1e-05" in caplog.text
     for number, record in enumerate(records, start=1):
         said = record["privacy"]
         assert said["noise"] == "secret"

@@ -110,7 +110,7 @@ def own_secret(path: Path) -> bytes:
             os.replace(draft, path)
     held = path.read_bytes()
     if len(held) != SECRET:                       # an empty one would bring noise that everybody can compute
-        raise DataError(f"The secret {str(path)!r} is damaged: it has {len(held)} bytes, not {SECRET}. Bring it back from a backup. Or delete "
-                        "it, and another is made: uploads that are sent a second time then carry other noise than the first time, and tell "
-                        "more than is counted.")
+        raise DataError(f"The secret {str(path)!r} is damaged: it has {len(held)} bytes, not {SECRET}. Bring it back from a backup. Or "
+                        "delete it, and another is made: uploads that are sent a second time then carry other noise than the first time, "
+                        "and tell more than is counted.")
     return held
