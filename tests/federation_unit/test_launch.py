@@ -142,6 +142,20 @@ def test_stopping_leaves_nothing_behind_not_even_grandchildren_in_sessions_of_th
     assert marked(processes.mark) == []
 
 
+def test_a_server_ends_what_one_before_it_left(tmp_path, monkeypatch):
+    """A server was killed: its SuperLink lives on, for it waits for whoever follows a run's log. The next one in the folder ends it."""
+    left = Processes()
+    child = left.start("SuperLink", [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
+                       tmp_path / "log")
+    (tmp_path / "mark").write_text(left.mark)
+    monkeypatch.setattr("consilience.federation.launch.superlink_command", lambda *args: [sys.executable, "-c", "pass"])
+    with Launcher(tmp_path, insecure=True) as launcher:
+        with pytest.raises(LaunchError, match="ended with code 0"):
+            launcher.superlink()
+        assert not child.running
+        assert (tmp_path / "mark").read_text() == launcher.mark
+
+
 def test_an_error_stops_children_too(tmp_path):
     def fail() -> None:
         with Processes() as processes:

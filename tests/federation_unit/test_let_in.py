@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 from consilience.cli import federation_site
 from consilience.cli.federation_site import let_in, watch
 from consilience.errors import ConfigError
+from consilience.federation import commands
 from consilience.federation.admitted import Door, read_key
 from consilience.federation.approval import Approvals
 from consilience.federation.certificates import make_key
@@ -94,6 +99,30 @@ def test_a_wrong_certificate_is_not_asked_again(said: str, why: str, tmp_path: P
     with pytest.raises(NotLetIn, match=why):
         let_in(launcher, launcher.site(a_site(tmp_path)), lambda text: None)
     assert clock[0] == 0
+
+
+@pytest.mark.parametrize("seconds", [-86400, 0, 86400])
+def test_a_clock_that_is_wrong(seconds: int, tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower ends a SuperNode without a word and with code 0 where the server did not take its signature, which holds the time."""
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *said: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    site = replace(a_site(tmp_path), superlink=SuperLink(f"127.0.0.1:{server.server_port}", None))
+    true = time.time
+    monkeypatch.setattr(commands, "time", SimpleNamespace(time=lambda: true() + seconds))
+    launcher = Starts(tmp_path, [Node("SuperNode terminated gracefully.", 0)])
+    with pytest.raises(LaunchError) as raised:
+        let_in(launcher, launcher.site(site), lambda text: None)
+    assert isinstance(raised.value, NotLetIn) is bool(seconds)
+    assert ("The clock of this machine says" in str(raised.value)) is bool(seconds)
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_server_that_goes_away_and_returns_and_takes_the_key_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

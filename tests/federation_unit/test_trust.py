@@ -13,7 +13,7 @@ from consilience.errors import DataError
 from consilience.federation import certificates
 from consilience.federation.certificates import NodeKey, ServerFiles, make_certificates, make_key
 from consilience.federation.launch import Launcher
-from consilience.federation.trust import check_authority, check_node_key, check_server, ends_soon
+from consilience.federation.trust import check_authority, check_node_key, check_server, ends_soon, read_by_others
 
 
 @pytest.fixture
@@ -82,6 +82,13 @@ def test_an_authority_that_is_none(files: ServerFiles, tmp_path: Path) -> None:
             check_authority(wrong)
     with pytest.raises(DataError, match="a server's own certificate"):
         check_authority(files.certificate)
+
+
+def test_a_key_that_others_may_read_is_told(tmp_path: Path) -> None:
+    pair = make_key(tmp_path / "store")
+    assert read_by_others(pair.private) is None
+    pair.private.chmod(0o640)
+    assert f"chmod 600 {pair.private}" in str(read_by_others(pair.private))
 
 
 def test_a_key_that_is_none(files: ServerFiles, tmp_path: Path) -> None:

@@ -203,13 +203,13 @@ def server(folder: Annotated[Path, typer.Argument(help="The server's folder: its
     from ..federation.certificates import ServerFiles
     from ..federation.launch import Launcher
     from ..federation.processes import only_one
-    from ..federation.trust import ends_soon
+    from ..federation.trust import ends_soon, read_by_others
     console = err()
     files = ServerFiles(certificates_) if certificates_ else None
     with only_one(folder, "server"), Launcher(folder, certificates=files, insecure=insecure) as launcher:
-        soon = ends_soon(files) if files else None
-        if soon:
-            warn(soon)
+        for caution in (ends_soon(files), read_by_others(files.key)) if files else ():
+            if caution:
+                warn(caution)
         link = launcher.superlink(host, port, database=folder.absolute() / "superlink.db")
         console.print(f"The SuperLink answers on {link.address} {'without' if insecure else 'with'} TLS; its log: "
                       f"{launcher.log('superlink')}", soft_wrap=True, markup=False)
@@ -252,7 +252,7 @@ def site(store: Store,
     from ..federation.launch import Launcher
     from ..federation.processes import only_one
     from ..federation.site import describe_site, load_site
-    from ..federation.trust import check_authority, check_node_key
+    from ..federation.trust import check_authority, check_node_key, read_by_others
     from .federation_site import watch
     check_address(server_)
     held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"),
@@ -270,6 +270,8 @@ def site(store: Store,
         assert ca is not None
         check_authority(ca)
         check_node_key(pair)
+        if loose := read_by_others(pair.private):
+            warn(loose)
     _show_site(about, stderr=True)
     if not Approvals(store).all():
         warn(f"No app is approved yet; every run will be refused. Approve one with: consilience federation approve {store} HASH")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rich.markup import escape
 
 from ..federation.approval import Approvals
+from ..federation.commands import clocks_apart
 from ..federation.launch import Launcher, NotLetIn, RunningSite
 from ..federation.processes import LaunchError
 from .output import err
@@ -37,6 +38,8 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
     seen, away = {"node": 0, "link": len(running.node.said()), "app": 0}, False
     while True:
         if running.node.process.poll() == 0:           # Flower ends it so when its key was taken back, and when it is told to stop
+            if apart := clocks_apart(link):
+                raise NotLetIn(apart)
             raise NotLetIn(f"The SuperNode ended: the operator of the server {link.address} has taken this site's key back, or somebody "
                            "stopped the process on this machine. Ask; a key that was taken back is not admitted again, the site needs "
                            "a new one. Otherwise start the site again.")

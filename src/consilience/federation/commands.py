@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import json
 import shutil
 import socket
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ..errors import ConfigError
 from .certificates import NodeKey, ServerFiles, hosts_of
 from .processes import Child
 
+CLOCKS = 295.0               # seconds by which a node's clock may differ: Flower signs each request with its time
 CONNECTION = "consilience"   # the name of the SuperLink in the private Flower configuration
 
 
@@ -99,11 +103,26 @@ def connection_toml(address: str, authority: Path | None) -> str:
 
 def answers(link: SuperLink) -> bool:
     """Whether a SuperLink answers under its address with a certificate of its authority."""
-    context = ssl.create_default_context(cafile=str(link.authority)) if link.authority else None
-    with contextlib.suppress(urllib.error.URLError, OSError), \
-            urllib.request.urlopen(f"{'https' if link.authority else 'http'}://{link.address}/health", timeout=5, context=context) as reply:
+    with contextlib.suppress(urllib.error.URLError, OSError), _health(link) as reply:
         return 200 <= reply.status < 300
     return False
+
+
+def clocks_apart(link: SuperLink) -> str | None:
+    """What is wrong where this machine's clock and the server's differ by more than Flower bears; None where they agree, or the server
+    does not answer.
+    """
+    with contextlib.suppress(urllib.error.URLError, OSError, TypeError, ValueError), _health(link) as reply:
+        theirs, ours = parsedate_to_datetime(reply.headers["Date"]), datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
+        if abs((theirs - ours).total_seconds()) > CLOCKS:
+            return (f"The clock of this machine says {ours:%Y-%m-%d %H:%M} UTC, that of the server {link.address} {theirs:%Y-%m-%d %H:%M} "
+                    "UTC. A site is let in only where both agree to five minutes: set the wrong one right, and start the site again.")
+    return None
+
+
+def _health(link: SuperLink) -> Any:
+    context = ssl.create_default_context(cafile=str(link.authority)) if link.authority else None
+    return urllib.request.urlopen(f"{'https' if link.authority else 'http'}://{link.address}/health", timeout=5, context=context)
 
 
 def free_port(host: str, wanted: int = 0) -> int:

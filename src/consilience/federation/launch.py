@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..runs.files import disk
+from ..runs.files import disk, write_bytes
 from . import require_flower
 from .certificates import ServerFiles
 from .commands import (
@@ -33,6 +33,7 @@ from .commands import (
     Site,
     SuperLink,
     answers,
+    clocks_apart,
     command_path,
     connection_toml,
     free_port,
@@ -42,7 +43,7 @@ from .commands import (
     superlink_command,
     supernode_command,
 )
-from .processes import Child, LaunchError, Processes
+from .processes import Child, LaunchError, Processes, end_marked
 from .trust import check_server
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -141,6 +142,7 @@ class Launcher(Processes):
 
     def superlink(self, host: str = "127.0.0.1", port: int | None = None, *, database: Path | None = None) -> SuperLink:
         """Start a SuperLink and wait until it answers. With a database it remembers nodes and runs when it is started again."""
+        self._clear()
         port = free_port(host, port or 0)                    # before it starts: whoever holds the port would answer in its place
         command = superlink_command(host, port, self.certificates, database)
         env = {**self._home("server"), "CONSILIENCE_SERVER_DIR": str(self.folder / "runs")}          # for runs that name no folder
@@ -150,6 +152,15 @@ class Launcher(Processes):
         child.wait_for(lambda: answers(link), f"it answers on {link.address}", READY)
         self._connect(link)
         return link
+
+    def _clear(self) -> None:
+        """End what a server of this folder left that was killed. Its SuperLink may hold on to the database and wait for whoever follows a
+        run's log, and the run's own process would go on beside the one that resumes it.
+        """
+        path = self.folder / "mark"
+        if path.is_file():
+            end_marked(path.read_text(encoding="utf-8"))
+        write_bytes(path, self.mark.encode())
 
     def register(self, link: SuperLink, *public: Path) -> list[str]:
         """Admit sites' public keys, several at a time; the numbers Flower gives their nodes."""
@@ -297,6 +308,8 @@ def _why_not(running: RunningSite) -> str | None:
     if running.turned_away:
         return (f"The server {where} does not know this site's key, or another site with the same key is connected. Its operator admits "
                 f"a key with: consilience federation admit SERVER-FOLDER {site.key.public.name if site.key else 'site.pub'}")
+    if running.node.process.poll() == 0:               # Flower ends it without a word where its signature was not taken
+        return clocks_apart(site.superlink)
     return None
 
 

@@ -148,14 +148,7 @@ class Processes:
         for child in running:
             child.stop()
         self.children.clear()
-        for _ in range(20):
-            left = marked(self.mark)
-            if not left:
-                return
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+        end_marked(self.mark)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -179,6 +172,18 @@ def marked(mark: str) -> list[int]:
             if wanted in entry.read_bytes().split(b"\0"):
                 out.append(int(entry.parent.name))
     return [pid for pid in out if pid != os.getpid()]
+
+
+def end_marked(mark: str) -> None:
+    """End by force whatever carries a mark."""
+    for _ in range(20):
+        left = marked(mark)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

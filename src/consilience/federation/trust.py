@@ -7,6 +7,7 @@ certificate tries for ever.
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 
 from cryptography import x509
@@ -76,6 +77,13 @@ def check_node_key(pair: NodeKey) -> None:
         raise DataError(f"The file {str(pair.private)!r} is not a site's key as `consilience federation key` makes it. Bring the old one "
                         f"back from a backup; or move it away, make a new one with: consilience federation key {pair.private.parent}, and "
                         "have the server's operator admit that.")
+
+
+def read_by_others(key: Path) -> str | None:
+    """A warning where others of this machine may read a private key, as after copying it. They could speak for its owner."""
+    if os.name == "nt" or not key.stat().st_mode & 0o077:
+        return None
+    return f"Others with an account here may read or change the private key {str(key)!r}. Take that from them with: chmod 600 {key}"
 
 
 def _valid_today(path: Path, certificate: x509.Certificate, mend: str) -> None:

@@ -17,6 +17,7 @@ from consilience import tree
 from consilience.engines.flower.parcel import Parcel, Raw, Refused
 from consilience.engines.flower.roster import TooFewAnswers
 from consilience.errors import ConfigError, ConsilienceError, DataError
+from consilience.runs.lock import folder_lock
 
 Answer = Callable[[], Parcel]
 
@@ -56,12 +57,17 @@ WRONG: dict[str, tuple[Callable[[Parcel], Any], str]] = {
     "huge": (with_array(MODEL, lambda raw: Raw.of(torch.zeros(4_000_000))), "bytes, at most"),
     "header that claims more": (with_array(MODEL, lambda raw: Raw(raw.dtype, raw.shape, _claiming(raw))), "its header"),
     "not an array": (with_array(MODEL, lambda raw: Raw(raw.dtype, raw.shape, b"\x80\x04" + bytes(len(raw.data) - 2))), "is not an array"),
+    "a header that nobody can read": (with_array(MODEL, lambda raw: _headed(raw, "{'descr': (((")), "is not an array"),
+    "a header of other values": (with_array(MODEL, lambda raw: _headed(raw, "{'descr': (), 'fortran_order': False, 'shape': ()}")),
+                                 "is not an array"),
     "a name too many": (lambda answer: Parcel(answer.about, {**answer.arrays, "model/extra": Raw.of(torch.zeros(1))}), "not expected"),
     "a name missing": (lambda answer: Parcel(answer.about, dict(list(answer.arrays.items())[1:])), "is missing"),
     "an old round": (lambda answer: Parcel({**answer.about, "round": 1}, answer.arrays), "answers for round"),
     "another site": (lambda answer: Parcel({**answer.about, "site": 3}, answer.arrays), "answers for site"),
     "another federation": (lambda answer: Parcel({**answer.about, "federation": "0" * 16}, answer.arrays), "answers for federation"),
     "nan loss": (lambda answer: Parcel({**answer.about, "loss": float("nan")}, answer.arrays), "finite number"),
+    "a loss of four hundred digits": (lambda answer: Parcel({**answer.about, "loss": 10**400}, answer.arrays), "finite number"),
+    "an error that paints": (lambda answer: Parcel({**answer.about, "error": "\x1b[2Jall is well"}, {}), "reports: ?[2Jall is well"),
     "an error": (lambda answer: Parcel({**answer.about, "error": "out of\nmemory"}, {}), "the site reports: out of memory"),
     "a refusal of Flower": (lambda answer: Refused("Flower reports error 3"), "Flower reports"),
 }
@@ -75,6 +81,11 @@ def _claiming(raw: Raw) -> bytes:
     out = io.BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
     return out.getvalue() + raw.data[len(out.getvalue()):]
+
+
+def _headed(raw: Raw, text: str) -> Raw:
+    """The same numbers with these words in place of the header's."""
+    return Raw(raw.dtype, raw.shape, raw.data[:10] + text.encode().ljust(117) + b"\n" + raw.data[128:])
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -338,6 +349,36 @@ def test_two_runs_of_the_same_settings_do_not_mix(tmp_path: Path) -> None:
 # ---- enrolment -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_site_trains_no_more_rounds_than_were_approved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever runs the server can run it with other settings than the sites were shown."""
+    fake = Fake(tmp_path, "fedavg", rounds=1)
+    shown = fake.link.sites
+    longer = Fake(tmp_path, "fedavg", rounds=2)
+    longer.link.sites = shown
+    with caplog.at_level(logging.ERROR, "consilience.federation"), pytest.raises(TooFewAnswers, match="Round 2: 0 sites answered"):
+        longer.run()
+    assert "round 2 is asked, and what was approved here has 1" in caplog.text
+
+
+def test_what_is_asked_cannot_be_guessed(tmp_path: Path) -> None:
+    """Flower names a message by a hash of what is in it, and takes an answer under that name from any admitted node, whoever was asked.
+    So no two questions may be alike but for what another site knows.
+    """
+    asked: list[Any] = []
+
+    def listen(number: int, request: Parcel, work: Answer) -> Parcel:
+        asked.append(request.about["once"])
+        return work()
+    Fake(tmp_path, "scaffold", listen, rounds=2).run()
+    assert len(asked) == len(set(asked)) > 8
+    assert all(len(word) == 32 for word in asked)
+
+
+def test_a_second_run_beside_the_first_is_told_what_to_do(tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "server"), pytest.raises(ConfigError, match=r"Another run of this federation is under way.*flwr stop"):
+        Fake(tmp_path, "fedavg", rounds=1).run()
+
+
 def test_two_nodes_with_one_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake = Fake(tmp_path, "fedavg", rounds=1)
     fake.link.sites[200] = fake.site(1)
@@ -361,6 +402,7 @@ def test_another_node_under_a_known_number_is_told(tmp_path: Path, caplog: pytes
 @pytest.mark.parametrize(("change", "message"), [
     ({"site": 4}, "the sites are 0 to 3"), ({"site": -1}, "whole number"), ({"site": True}, "whole number"),
     ({"version": "0.0.1"}, "it runs consilience 0.0.1"), ({"declaration": "other"}, "other names, shapes or types"),
+    ({"sizes": {"train": 10**9, "val": 0, "test": 0}}, "at most 100000000"), ({"version": "1\x1b[2J"}, r"it runs consilience 1?[2J"),
     ({"sizes": {"train": 5}}, "how many samples"), ({"sizes": {"train": -5, "val": 0, "test": 0}}, "whole number"),
 ])
 def test_a_newcomer_that_does_not_fit_is_refused(change: dict, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -141,7 +141,41 @@ def test_what_a_grid_reports_is_passed_on(clock: Clock) -> None:
     empty = lambda reply: flwr_app.Message(flwr_app.RecordDict(), reply_to=_asked(reply))
     assert "in place of 'about' and 'arrays'" in str(_ask(clock, {1: 0.0}, 5.0, change=empty)[1])
     other = flwr_app.RecordDict({"about": flwr_app.ConfigRecord({"json": "[1]"}), "arrays": flwr_app.ArrayRecord()})
+    endless = flwr_app.RecordDict({"about": flwr_app.ConfigRecord({"json": f'{{"loss": {"9" * 5000}}}'}), "arrays": flwr_app.ArrayRecord()})
+    assert "is not JSON" in str(_ask(clock, {1: 0.0}, 5.0, change=lambda reply: flwr_app.Message(endless, reply_to=_asked(reply)))[1])
     assert "no table" in str(_ask(clock, {1: 0.0}, 5.0, change=lambda reply: flwr_app.Message(other, reply_to=_asked(reply)))[1])
+
+
+def test_what_flower_cannot_read_costs_its_sender_alone(clock: Clock) -> None:
+    """Site 2's message is no message. Flower raises while it puts together whatever was asked for with it."""
+    class Broken(FakeGrid):
+        def pull_messages(self, ids: list[str]) -> list[Any]:
+            if any(self.sent[i].metadata.dst_node_id == 2 for i in ids):
+                raise KeyError("arraychunk_ids\x1b[2J")
+            return super().pull_messages(ids)
+    link = FlowerLink(Broken(clock, {1: 0.0, 2: 0.0, 3: 0.0}))  # type: ignore[arg-type]
+    found = dict(link.ask({node: Parcel.of({"round": 1}, TENSORS) for node in link.nodes()}, "train", 5.0, 0))
+    assert [type(found[i]) for i in (1, 2, 3)] == [Parcel, Refused, Parcel]
+    assert str(found[2]) == "Flower cannot read it (KeyError: 'arraychunk_ids\\x1b[2J')"
+
+
+def test_a_superlink_that_is_away_is_no_fault_of_a_site(clock: Clock) -> None:
+    class Away(FakeGrid):
+        def pull_messages(self, ids: list[str]) -> list[Any]:
+            raise module.httpx.ConnectError("refused")
+    with pytest.raises(module.httpx.ConnectError):
+        dict(FlowerLink(Away(clock, {1: 0.0})).ask({1: Parcel.of({"round": 1}, TENSORS)}, "train", 5.0, 0))  # type: ignore[arg-type]
+
+
+def test_an_answer_counts_for_the_node_that_was_asked(clock: Clock) -> None:
+    """Node 1 writes into its answer that it comes from node 2 and answers what node 2 was asked."""
+    def forged(reply: Any) -> Any:
+        if reply.metadata.src_node_id == 1:
+            reply.metadata.__dict__.update(_src_node_id=2, _reply_to_message_id="m1")
+        return reply
+    found = _ask(clock, {1: 0.0, 2: 3.0}, 5.0, change=forged)
+    assert "says that it comes from node 2" in str(found[1])
+    assert isinstance(found[2], Parcel)
 
 
 def _asked(reply: Any) -> Any:

@@ -33,7 +33,7 @@ def test_the_server_warns_of_noise_that_drowns_what_it_hides(tmp_path: Path, cap
     assert [line.partition(", with 4 clients in a round")[1] for line in said] == [", with 4 clients in a round"]
 
 
-def test_noise_is_secret_and_counted(tmp_path: Path) -> None:
+def test_noise_is_secret_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Four sites are expected, three train: Σ 1/z² is (1/4)·(4/3) a round. Nothing is claimed for sampling, and no loss is told."""
     told: list[Any] = []
 
@@ -42,7 +42,9 @@ def test_noise_is_secret_and_counted(tmp_path: Path) -> None:
         told.append(answer.about.get("loss", 0.0))
         return answer
     fake = Fake(tmp_path, "dp", listen, **NOISY)
-    records = fake.run()
+    with caplog.at_level("INFO", "consilience.federation"):
+        records = fake.run()
+    assert f"Privacy: ε = {records[-1]['privacy']['epsilon']:.2f} at δ = 1e-05" in caplog.text
     for number, record in enumerate(records, start=1):
         said = record["privacy"]
         assert said["noise"] == "secret"
@@ -82,6 +84,18 @@ def test_secrets_are_each_site_s_own_and_never_travel(tmp_path: Path) -> None:
     assert len(secrets) == len(files) == 5                      # four sites and the server
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert not any(s in sent or s.hex().encode() in sent for s in secrets for sent in wire)
+
+
+def test_a_damaged_secret_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without one noise would be keyed by the seed, which everybody knows."""
+    def empty(site: int, request: Any, work: Any) -> Any:
+        if (site, request.about["task"], request.about["round"]) == (1, "train", 2):
+            for path in tmp_path.glob("store1/*/site-1/secret"):
+                path.write_bytes(b"")
+        return work()
+    records = Fake(tmp_path, "dp", empty, **NOISY).run()
+    assert [r["lost"] for r in records] == [[], ["site-1"]]
+    assert "is damaged: it has 0 bytes, not 32" in caplog.text
 
 
 def test_an_upload_that_is_asked_for_again_is_the_same_upload(tmp_path: Path) -> None:

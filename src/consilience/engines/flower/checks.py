@@ -15,7 +15,7 @@ from ... import tree
 from ...core.client import consult, train_client
 from ...core.federation import Federation
 from ...tree import Tree
-from .parcel import HEADER, Parcel, Refused, real_number
+from .parcel import HEADER, Parcel, Refused, plain, real_number
 
 
 class Expected:
@@ -67,7 +67,7 @@ def check_size(answer: Parcel, expected: Mapping[str, torch.Tensor], max_mb: flo
 def check_envelope(about: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """An answer names what it answers: federation, site, task and round."""
     if "error" in about:
-        raise Refused(f"the site reports: {' '.join(str(about['error']).split())[:500].rstrip('.')}")
+        raise Refused(f"the site reports: {plain(about['error'], 500).rstrip('.')}")
     for name, value in expected.items():
         if about.get(name) != value:
             raise Refused(f"it answers for {name} {str(about.get(name))[:40]!r}, asked was {value!r}")

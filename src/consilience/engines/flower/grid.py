@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from .parcel import Parcel, Raw, Refused, read_about, write_about
+from .parcel import Parcel, Raw, Refused, plain, read_about, write_about
 
 log = logging.getLogger("consilience.federation")
 KINDS = {"hello": "query", "consult": "query", "train": "train", "score": "evaluate"}      # Flower's kinds of messages
@@ -32,7 +33,7 @@ def unpack(content: RecordDict) -> Parcel:
     """
     said, held = content.get("about"), content.get("arrays")
     if len(content) != 2 or not isinstance(said, ConfigRecord) or not isinstance(held, ArrayRecord):
-        raise Refused(f"the message holds {sorted(map(str, content))[:5]} in place of 'about' and 'arrays'")
+        raise Refused(f"the message holds {plain(sorted(map(str, content))[:5], 200)} in place of 'about' and 'arrays'")
     about = read_about(said.get("json"))
     arrays: dict[str, Raw] = {}
     for name, array in held.items():
@@ -56,20 +57,20 @@ class FlowerLink:
         life = seconds if seconds and not least else NO_LIMIT          # beyond it the SuperLink forgets message and answer
         waiting: dict[str, int] = {}                     # message -> node
         for node, parcel in requests.items():            # one by one: a message may be as large as the model
-            message = Message(pack(parcel), node, KINDS[task], ttl=life, group_id=str(parcel.about.get("round", "")))
-            sent = [i for i in self.grid.push_messages([message]) if i]
+            question = Message(pack(parcel), node, KINDS[task], ttl=life, group_id=str(parcel.about.get("round", "")))
+            sent = [i for i in self.grid.push_messages([question]) if i]
             if sent:
                 waiting[sent[0]] = node
             else:
                 yield node, Refused("the SuperLink did not take the message")
         pause = FIRST_LOOK
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None:                    # else: an answer to something older
-                    content = _content(reply, asked)
+            for message, node in list(waiting.items()):
+                content = self._answer(message, node)
+                if content is not None:
+                    del waiting[message]
                     answered += isinstance(content, Parcel)
-                    yield asked, content
+                    yield node, content
                     pause = FIRST_LOOK
             if seconds and time.monotonic() - start >= seconds and answered >= least:
                 break
@@ -79,12 +80,25 @@ class FlowerLink:
         for node in waiting.values():
             yield node, Refused(f"no answer in {seconds:g} s")
 
+    def _answer(self, message: str, node: int) -> Parcel | Refused | None:
+        """The answer to one message; None where there is none yet. Asked for alone: what Flower cannot put together takes with it
+        whatever it came with, and whose answer it is follows from the question, not from what the answer says of itself.
+        """
+        try:
+            for reply in self.grid.pull_messages([message]):
+                return _content(reply, message, node)
+        except httpx.HTTPError:                      # the SuperLink is away: no fault of this node's
+            raise
+        except Exception as error:
+            return Refused(f"Flower cannot read it ({type(error).__name__}: {plain(error, 200)})")
+        return None
 
-def _content(reply: Message, asked: int) -> Parcel | Refused:
+
+def _content(reply: Message, message: str, asked: int) -> Parcel | Refused:
     if reply.has_error():
-        return Refused(f"Flower reports error {reply.error.code}: {' '.join(str(reply.error.reason).split())[:300]}")
-    if reply.metadata.src_node_id != asked:
-        return Refused(f"the answer comes from node {reply.metadata.src_node_id}")
+        return Refused(f"Flower reports error {reply.error.code}: {plain(reply.error.reason, 300)}")
+    if reply.metadata.src_node_id != asked or reply.metadata.reply_to_message_id != message:
+        return Refused(f"it says that it comes from node {reply.metadata.src_node_id}, or answers another message")
     try:
         return unpack(reply.content)
     except Refused as error:

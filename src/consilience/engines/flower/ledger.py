@@ -23,7 +23,7 @@ from ...errors import ConfigError, DataError
 from ...runs.environment import describe_environment
 from ...runs.files import disk, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
 from ...runs.folder import read_records
-from ...runs.lock import folder_lock
+from ...runs.lock import folder_lock, make_folder
 from ...runs.result import summarise
 from .roster import Member, Roster
 from .settings import FederationSettings
@@ -49,7 +49,14 @@ class Ledger:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        with folder_lock(self.path):
+        make_folder(self.path)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(folder_lock(self.path))
+            except ConfigError:
+                raise ConfigError(f"Another run of this federation is under way and writes to {str(self.path)!r}. Wait for it, or end it: "
+                                  "`flwr list consilience` shows its number, `flwr stop NUMBER consilience` ends it. A run beside it needs "
+                                  "another 'folder'.") from None
             yield
 
     def open(self) -> str:

@@ -50,7 +50,7 @@ class Raw(NamedTuple):
         """The tensor, which must have the shape and type of `like`; in its memory layout."""
         dtype, shape = _NAMES[like.dtype], tuple(like.shape)
         if self.dtype != dtype or tuple(self.shape) != shape:
-            raise Refused(f"{name!r} is {tuple(self.shape)} {self.dtype}, expected {shape} {dtype}")
+            raise Refused(f"{name!r} is {plain(tuple(self.shape), 80)} {plain(self.dtype, 40)}, expected {shape} {dtype}")
         array = self._array(name, dtype, shape)
         return torch.empty_like(like).copy_(torch.from_numpy(array.copy()))
 
@@ -71,8 +71,8 @@ class Raw(NamedTuple):
             if version != (1, 0):
                 raise ValueError(f"version {version}")
             found, by_column, found_type = np.lib.format.read_array_header_1_0(stream)
-        except (ValueError, EOFError) as error:
-            raise Refused(f"{name!r} is not an array: {error}") from None
+        except Exception as error:           # NumPy's reader raises a dozen kinds: the header is Python's own text, and anybody's here
+            raise Refused(f"{name!r} is not an array: {plain(error, 200)}") from None
         if (found, found_type) != (shape, expected) or (by_column and len(shape) > 1):
             raise Refused(f"{name!r} says it is {shape} {dtype}, but its header {found} {found_type}")
         if len(self.data) - stream.tell() != count * expected.itemsize:
@@ -105,7 +105,7 @@ def read_about(text: object) -> dict[str, Any]:
         raise Refused("the description is no text, or longer than anything we send")
     try:
         about = json.loads(text, parse_constant=lambda word: float("nan"))
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):         # ValueError also for a number of more digits than Python reads
         raise Refused("the description is not JSON") from None
     if not isinstance(about, dict):
         raise Refused("the description is no table")
@@ -120,6 +120,14 @@ def whole_number(about: Mapping[str, Any], name: str) -> int:
 
 
 def real_number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise Refused(f"{name!r} must be a finite number, not {str(value)[:40]!r}")
-    return float(value)
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    except OverflowError:                        # a whole number of hundreds of digits
+        pass
+    raise Refused(f"{name!r} must be a finite number, not {str(value)[:40]!r}")
+
+
+def plain(text: object, most: int) -> str:
+    """Words of somebody else's for a log: one line, nothing that a terminal would obey."""
+    return "".join(ch if ch.isprintable() else "?" for ch in " ".join(str(text).split())[:most])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,13 +18,14 @@ from ...core.federation import Federation
 from ...errors import ConsilienceError
 from .broadcast import Broadcast
 from .checks import check_envelope
-from .parcel import Parcel, Raw, Refused, real_number, whole_number
+from .parcel import Parcel, Raw, Refused, plain, real_number, whole_number
 from .settings import FederationSettings
 from .site import PROTOCOL
 
 log = logging.getLogger("consilience.federation")
 T = TypeVar("T")
 HELLO_SECONDS = 120.0
+MOST_ROWS = 10**8                # of one site's parts: the server keeps eight bytes for each, whatever a site claims
 
 
 class TooFewAnswers(ConsilienceError):
@@ -80,8 +82,8 @@ class Roster:
         known = {m.node for m in self.members.values()} | self._refused.keys()
         strangers = sorted(there - known)
         if strangers:
-            hello = Parcel.of(self._envelope("hello", 0))
-            for node, answer in self.link.ask(dict.fromkeys(strangers, hello), "hello", self._deadline(HELLO_SECONDS), 0):
+            hellos = {node: Parcel.of(self._envelope("hello", 0)) for node in strangers}
+            for node, answer in self.link.ask(hellos, "hello", self._deadline(HELLO_SECONDS), 0):
                 try:
                     self._enrol(node, answer)
                 except Refused as error:
@@ -114,12 +116,14 @@ class Roster:
         if other is not None and other.node is not None:
             raise Refused(f"it says it is site {number}, which node {other.node} is already")
         if about.get("version") != version("consilience"):
-            raise Refused(f"it runs consilience {str(about.get('version'))[:40]}, the server {version('consilience')}")
+            raise Refused(f"it runs consilience {plain(about.get('version'), 40)}, the server {version('consilience')}")
         if about.get("declaration") != self.declaration:
             raise Refused("its model or method has other names, shapes or types of state than the server's")
         if not isinstance(sizes, dict) or sorted(sizes) != ["test", "train", "val"]:
             raise Refused("it does not say how many samples it has")
         counted = {k: whole_number(sizes, k) for k in sizes}
+        if max(counted.values()) > MOST_ROWS:
+            raise Refused(f"it says it has {plain(counted, 80)} samples, and at most {MOST_ROWS} of a kind are counted")
         if other is not None and other.sizes != counted:
             log.warning("Site %d returns with %s samples; it had %s.", number, counted, other.sizes)
         if other is not None and other.was not in (None, node):
@@ -135,7 +139,7 @@ class Roster:
         """A site whose data were replaced enrols anew: averages go by the sizes it enrolled with."""
         if about.get("sizes", member.sizes) != member.sizes:
             member.node = None
-            raise Refused(f"its data have changed: it enrolled with {member.sizes} samples and has {str(about['sizes'])[:80]} now; it may "
+            raise Refused(f"its data have changed: it enrolled with {member.sizes} samples and has {plain(about['sizes'], 80)} now; it may "
                           "enrol anew")
 
     @property
@@ -150,8 +154,9 @@ class Roster:
     # ---- questions and answers -------------------------------------------------------------------------------------------
 
     def _envelope(self, task: str, round_number: int, **more: Any) -> dict[str, Any]:
+        """`once` makes that nobody can guess what Flower will call the message: by that name it takes an answer, from any admitted node."""
         return {"protocol": PROTOCOL, "federation": self.token, "digest": self.settings.digest(), "task": task, "round": round_number,
-                **more}
+                "once": secrets.token_hex(16), **more}
 
     def ask(self, fed: Federation, task: str, numbers: list[int], read: Callable[[int, Parcel], T], *,
             downloads: Mapping[int, dict[str, Raw]] | None = None, least: int = 0, **more: Any) -> dict[int, T]:

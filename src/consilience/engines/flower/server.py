@@ -15,6 +15,7 @@ from ...core.federation import Federation
 from ...core.population import RowTable
 from ...core.samples import ClientRows
 from ...metrics.criterion import measure_of, served_score
+from ...runs.privacy import privacy_line
 from ...runs.run import describe_round
 from ...runs.scoring import NOT_SCORED, cautions_of
 from .build import build_for_server, declaration, rehearse
@@ -51,6 +52,8 @@ class Server:
                     log.warning("%s", message)
                 self._rounds()
                 self.ledger.finish(self.fed, "all rounds done")
+            if told := self.ledger.records[-1].get("privacy"):
+                log.info("Privacy: %s.", privacy_line(told))
             log.info("The federation is done: %d rounds. Its folder is %s.", self.fed.round_number, self.ledger.path)
         return self.ledger.records
 

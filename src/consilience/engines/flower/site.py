@@ -99,6 +99,8 @@ class Site:
             raise Refused(f"the task {str(task)[:40]!r} is not known")
         log.info("Site %d, round %s: asked to %s.", self.number, about.get("round"), task)
         self.fed.round_number, self.fed.last_exchange = whole_number(about, "round"), whole_number(about, "last_exchange")
+        if self.fed.round_number > self.settings.run.run.rounds:            # what leaves the site grows with every round
+            raise Refused(f"round {self.fed.round_number} is asked, and what was approved here has {self.settings.run.run.rounds}")
         self.fed.secret = versions.secret() if self.fed.method.using("release") else b""
         assert isinstance(self.fed.clients, Guest)
         self.fed.clients.host(self.number, versions.at(whole_number(about, "accepted")))

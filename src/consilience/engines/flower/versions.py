@@ -23,6 +23,7 @@ from ...runs.files import disk, read_json, read_tensors, whole_folder, write_jso
 from .parcel import Refused
 
 KEEP = 2                       # accepted versions kept: the server itself keeps two checkpoints
+SECRET = 32                    # bytes
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -103,8 +104,13 @@ def own_secret(path: Path) -> bytes:
             draft.unlink(missing_ok=True)
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(32))
+                file.write(secrets.token_bytes(SECRET))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
-    return path.read_bytes()
+    held = path.read_bytes()
+    if len(held) != SECRET:                       # an empty one would bring noise that everybody can compute
+        raise DataError(f"The secret {str(path)!r} is damaged: it has {len(held)} bytes, not {SECRET}. Bring it back from a backup. Or "
+                        "delete it, and another is made: uploads that are sent a second time then carry other noise than the first time, "
+                        "and tell more than is counted.")
+    return held
