@@ -153,7 +153,9 @@ class Federation:
 
     @torch.no_grad()
     def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool, learn: bool = False) -> Trace:
-        """A forward pass outside training, with gradients where the model is to `learn`. Taps that act in training find their scratch as it is at the beginning of a round."""
+        """A forward pass outside training, with gradients where the model is to `learn`. Taps that act in training find
+        their scratch as it is at the beginning of a round.
+        """
         glance = Glance(self, number, state, model)
         if train and taps:
             glance.scratch = tree.to(self.first_scratch(number, state, model, glance.hooks["tap"]), self.device)
