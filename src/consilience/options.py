@@ -266,3 +266,14 @@ def format_call(name: str, values: Mapping[str, Any], *, bare: bool = False) -> 
         plain = bare and isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value) and value not in _WORDS
         return str(value) if plain else repr(value)
     return f"{name}({', '.join(f'{k}={written(v)}' for k, v in values.items())})" if values else name
+
+
+def one_spelling(text: str) -> str:
+    """One way of writing a call, for settings that are compared: Net(a=.1,b="c") is Net(a=0.1, b='c'), after module: too. What cannot
+    be read stays as it is. The order stays, too: runs that are kept have names made of it."""
+    where, colon, _ = text.partition("(")[0].rpartition(":")
+    try:
+        name, values = parse_call(text[len(where + colon):], "It")
+    except ConfigError:
+        return text
+    return where + colon + format_call(name, values)

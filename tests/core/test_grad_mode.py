@@ -84,3 +84,31 @@ def test_what_went_beside_the_batch_has_gradients_for_who_wants_them(learning: b
     assert fed.program.hooks["main"]["beside"] == [ask]
     fed.round([0])
     assert ask.seen[0].requires_grad is learning
+
+
+@dataclass(frozen=True)
+class Sensitivity(Part):
+    """Uploads the gradient of a client's squared logits, as methods do that weigh parameters by what depends on them."""
+
+    name = "sensitivity"
+    reduce = {"gradient": "sum"}
+    seen: Any = field(default_factory=list, compare=False)
+
+    def finish(self, c: Any) -> Any:
+        params = {k: w.detach().clone().requires_grad_() for k, w in c.model["params"].items()}
+        x, _ = next(iter(c.batches()))
+        with torch.enable_grad():
+            assert not c.forward({**c.model, "params": params}, x).logits.requires_grad
+            objective = c.forward({**c.model, "params": params}, x, learn=True).logits.square().sum()
+            gradient = dict(zip(params, torch.autograd.grad(objective, list(params.values()))))
+        self.seen.append((x, params, gradient))
+        return c.kept, {"gradient": gradient}
+
+
+def test_a_client_has_gradients_of_a_whole_pass_where_it_says_so() -> None:
+    part = Sensitivity()
+    federation(seeded(Plain), part, epochs=1, steps=1).round([0])
+    (x, params, gradient), = part.seen
+    objective = torch.func.functional_call(seeded(Plain).eval(), params, (x,)).square().sum()
+    for found, expected in zip(gradient.values(), torch.autograd.grad(objective, list(params.values()))):
+        torch.testing.assert_close(found, expected)

@@ -204,6 +204,7 @@ def test_a_comparison_goes_by_it_and_shows_other_measures(tmp_path):
     assert table.notes[0].startswith("Global, personalised and worst client: auroc of the last round")
     assert "personalised auroc minus" in table.notes[1]
     assert "F1: positive is class 1." in table.notes
+    assert "Global and personalised take all clients' test samples together." in table.notes
 
 
 def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):
@@ -217,7 +218,11 @@ def test_clients_have_a_table_where_they_are_the_same_with_every_seed(tmp_path):
         doc["config"] = {**doc["config"], "criterion": "auroc"}
         own = {"value": 0.5, "worst": 0.5, "per_client": {"0": 0.5, "1": 0.5, "3": 0.5}}
         doc["records"][-1]["criterion"] = {"measure": "auroc", "global": own, "personalised": own, "validation": None}
-    lacking = Comparison(made.methods, made.seeds, made.documents, {}, "fedavg").client_table()
+    whole = Comparison(made.methods, made.seeds, made.documents, {}, "fedavg")
+    lacking = whole.client_table()
+    without = "Test samples that give no auroc of their own: 2 in 2 of 2 seeds. The worst client is one of the others."
+    assert lacking.notes[1:] == [without]
+    assert without in whole.table().notes
     assert [(r[0], r[2]) for r in lacking.rows] == [("0", "0.500 ± 0.000"), ("1", "0.500 ± 0.000"), ("2", "–"), ("3", "0.500 ± 0.000")]
     documents = {key: {**doc, "data": {**doc["data"], "split": "iid", "hash": str(key[1])}} for key, doc in made.documents.items()}
     drawn = Comparison(made.methods, made.seeds, documents, {}, "fedavg").client_table()

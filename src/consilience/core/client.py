@@ -117,9 +117,9 @@ class ClientView:
         samples = self._fed.samples
         return samples.y[tree.to(samples.rows[self.id].train, samples.device)]
 
-    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False) -> Trace:
-        """A forward pass outside training, without gradients."""
-        return self._fed.look(self.id, self._state, model, x, train, taps)
+    def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, learn: bool = False) -> Trace:
+        """A forward pass outside training. Gradients reach x and the model where it is to `learn`, and nothing else."""
+        return self._fed.look(self.id, self._state, model, x, train, taps, learn)
 
     def apply(self, name: str, x: Tensor, model: Model, train: bool = False) -> Tensor:
         """One submodule (the head, an attached module) of a model. Gradients reach x and the model where they are enabled

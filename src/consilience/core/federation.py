@@ -150,12 +150,15 @@ class Federation:
                     most_samples(self.samples) if self.recalled else 0)
 
     @torch.no_grad()
-    def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool) -> Trace:
-        """A forward pass outside training. Taps that act in training find their scratch as it is at the beginning of a round."""
+    def look(self, number: int, state: ClientState, model: Model, x: Tensor, train: bool, taps: bool, learn: bool = False) -> Trace:
+        """A forward pass outside training, with gradients where the model is to `learn`. Taps that act in training find
+        their scratch as it is at the beginning of a round.
+        """
         glance = Glance(self, number, state, model)
         if train and taps:
             glance.scratch = tree.to(self.first_scratch(number, state, model, glance.hooks["tap"]), self.device)
-        return Pass(cast(Step, glance), model, train).forward(model, x, train, taps, "look")
+        with torch.set_grad_enabled(learn):
+            return Pass(cast(Step, glance), model, train).forward(model, x, train, taps, "look")
 
     def first_scratch(self, number: int, state: ClientState, model: Model, parts: Collection[Part]) -> Tree:
         """The scratch of some parts as it is at the beginning of a round, for what is computed outside of one."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .tune import Tuning
 
 Row = dict[str, Any]
+MOST_NAMED = 8                 # clients that a note names
 COLUMNS = (("global", "global", "value"), ("personalised", "personalised", "value"), ("worst", "personalised", "worst"))
 SCORES = {
     "last": "of the last round",
@@ -190,6 +191,7 @@ class Comparison:
                        "not corrected for the number of methods.")
         if any(gain and gain["p_value"] is None for row in self.rows() for gain in (row[place] for place in self.bases)):
             out.append("No interval and – for p: one seed, or seeds that all differ by the same, leave nothing to measure a difference by.")
+        out += self._pooled()
         out += self._positives()
         out += self._averages()
         out += self._too_late()
@@ -197,6 +199,24 @@ class Comparison:
         if self.tuning:
             out += self.tuning.notes()
         return out + self.failed()
+
+    def _pooled(self) -> list[str]:
+        """Over which samples a criterion is taken, and which clients have none of their own."""
+        if self.criterion == ACCURACY:
+            return []
+        without: dict[str, set[int]] = {}
+        for (_, seed), doc in self.documents.items():
+            for r in chosen_rounds(doc["records"], self.score):
+                scored = self._score(r, "personalised").get("per_client", {})
+                for client in r["personalised"].get("per_client", {}).keys() - scored.keys():
+                    without.setdefault(client, set()).add(seed)
+        out = ["Global and personalised take all clients' test samples together."]
+        if without:
+            named = [f"{client} in {len(without[client])} of {len(self.seeds)} seeds" for client in sorted(without)]
+            more = f" and {len(named) - MOST_NAMED} more clients" if len(named) > MOST_NAMED else ""
+            out.append(f"Test samples that give no {self.criterion} of their own: {', '.join(named[:MOST_NAMED])}{more}. "
+                       "The worst client is one of the others.")
+        return out
 
     def _positives(self) -> list[str]:
         """Which class a measure of one class against the rest speaks of."""
@@ -267,7 +287,7 @@ class Comparison:
         said = (f"{self.criterion[0].upper()}{self.criterion[1:]} {SCORES[self.score]}: the models that clients are served by, each on the "
                 "client's own test samples, mean ± standard deviation over seeds; – where a client has no such score.")
         numbers = [{"client": row["client"], **{k: v for m in self.methods for k, v in _apart(m, row[m]).items()}} for row in data]
-        return Table(["client", *self.methods], rows, "Client by client", [said], data, numbers)
+        return Table(["client", *self.methods], rows, "Client by client", [said, *self._pooled()[1:]], data, numbers)
 
     def long_table(self) -> Table:
         """Both tables as one, for CSV, which holds one: a row for every method, then one for every method and client."""

@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from ..core.policy import Policy
+from ..data.shifts import split_plus
 from ..engines.devices import parse_devices
 from ..errors import ConfigError, did_you_mean
 from ..metrics.criterion import ACCURACY
 from ..metrics.registry import canonical
-from ..options import build, check, hints_of, option
+from ..options import build, check, hints_of, one_spelling, option
 from ..parts.stack import Stack, parse_stack
 
 
@@ -79,6 +80,8 @@ _RUN = {f.name for f in dataclasses.fields(_RunOnly)}
 DIVIDING = ("split", "clients", "shift", "train", "validation", "test", "pool", "transform", "train_fraction", "hold_out", "split_file",
             "data_seed")
 SETTLED = ("weights", "layout")             # may be "auto" in a configuration; a run is kept with what came of it
+CALLS = ("data", "split", "proxy", "model", "schedule")              # name(key=value, …), however it is spaced and quoted
+CHAINS = ("shift", "transform")                                      # such calls joined by +
 # differ between machines without changing a result
 PLACES = ("data_dir", "map_data", "track", "store", "checkpoint_seconds", "devices", "ray")
 
@@ -132,11 +135,12 @@ class RunConfig:
         return {**dataclasses.asdict(self.run), **dataclasses.asdict(self.policy), "settings": dict(self.settings)}
 
     def portable(self) -> dict[str, Any]:
-        """What decides the result: all settings, without this machine's places. The same for every way of typing a method."""
+        """What decides the result: all settings, without this machine's places. The same for every way of typing a setting."""
         stack = self.stack()
         # left out where it is accuracy, so that runs from before there was a choice stay what they are
         usual = ("criterion",) if self.run.criterion == ACCURACY else ()
-        return {k: v for k, v in self.flat().items() if k not in PLACES + usual} | {"method": stack.canonical, "settings": _changed(stack)}
+        return {k: spelled(k, v) for k, v in self.flat().items() if k not in PLACES + usual} | {
+            "method": stack.canonical, "settings": _changed(stack)}
 
     def settled(self, policy: Policy) -> dict[str, Any]:
         """The same with every "auto" that the method, the model and the device have settled since."""
@@ -145,7 +149,7 @@ class RunConfig:
     def agrees(self, stored: Mapping[str, Any]) -> bool:
         """Whether a run that was kept with these settings is what this configuration says."""
         mine = json.loads(json.dumps(self.portable(), default=list))
-        return all(stored.get(k) == v or (k in SETTLED and v == "auto") for k, v in mine.items())
+        return all(spelled(k, stored.get(k)) == v or (k in SETTLED and v == "auto") for k, v in mine.items())
 
     def digest(self) -> str:
         """A short hash of what decides the result, code of the user's own included."""
@@ -165,6 +169,15 @@ def _check_devices(run: _RunOnly) -> None:
     if run.engine in ("workers", "ray"):
         what = "are processes on the CPU's cores" if run.engine == "workers" else "uses whatever devices its cluster has"
         raise ConfigError(f"The 'devices' option of the run does not go with engine={run.engine}, which {what}. Leave one of them out.")
+
+
+def spelled(name: str, value: Any) -> Any:
+    """A setting in one spelling, whatever its blanks and quotes."""
+    if isinstance(value, str) and name in CALLS:
+        return one_spelling(value)
+    if isinstance(value, str) and name in CHAINS:
+        return "+".join(map(one_spelling, split_plus(value)))
+    return value
 
 
 def _changed(stack: Stack) -> dict[str, Any]:

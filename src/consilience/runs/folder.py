@@ -24,7 +24,7 @@ from ..data import FederatedData
 from ..errors import ConfigError, DataError
 from ..metrics.criterion import validation_score
 from ..metrics.registry import canonical
-from .config import DIVIDING
+from .config import DIVIDING, RunConfig, spelled
 from .environment import describe_environment
 from .files import DiskError, disk, drop_drafts, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
 from .lock import folder_lock
@@ -41,7 +41,6 @@ from .states import (
 )
 
 if TYPE_CHECKING:
-    from .config import RunConfig
     from .result import Result
 
 CHECKPOINT_SHARE = 0.1        # at most this share of the time goes into checkpoints
@@ -141,10 +140,10 @@ class RunFolder:
         new = json.loads(json.dumps({"config": result.config, "data": result.data}, default=list))
         # earlier versions did not say how data had been divided that a run was given; what came of it stands under "data"
         unsaid = {"config": {**dict.fromkeys(DIVIDING), "hold_out": [], "data": result.data["name"]}, "data": {}}
-        # nor did they write a measure in one way
+        # nor did they write a measure, a data set or a split in one way
         measures = {name: [canonical(m) for m in said] if isinstance(said, list) else canonical(said)
                     for name in ("criterion", "measure") if (said := old["config"].get(name))}
-        old = {**old, "config": {**old["config"], **measures}}
+        old = {**old, "config": {**{k: spelled(k, v) for k, v in old["config"].items()}, **measures}}
         for part in ("config", "data"):
             for key in sorted(old[part].keys() | new[part].keys()):
                 if key in unsaid[part] and old[part].get(key) == unsaid[part][key]:

@@ -204,7 +204,7 @@ def tune_entries(entries: Sequence[Entry], base: RunConfig, seeds: Sequence[int]
         for i, point in enumerate(points):
             config = at(entry, space, point).config(base, seed)
             work.append(Job(f"tuning {entry.name}, {i + 1} of {len(points)}", config, folder_in(out, config)))
-    outcomes = iter(run_many(work, "tuning", workers=jobs, again=again, watcher=watcher, on=on))
+    outcomes = iter(run_many(work, "tuning, then comparing", workers=jobs, again=again, watcher=watcher, on=on))
     for search in searches.values():
         for trial, outcome in zip(search.trials, outcomes):
             found = None if isinstance(outcome, str) else validation_scores(outcome["records"], score)

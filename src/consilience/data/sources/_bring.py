@@ -53,9 +53,9 @@ def samples(x: Any, where: str) -> Tensor:
         return x.contiguous()
     if x.is_floating_point():
         x = x.float()                                    # first: a number beyond float32 becomes infinite here
-        if not _finite(x):
-            raise DataError(f"{where}: some features are not finite in float32 (missing values, or numbers beyond 3.4e38?). Fill or drop "
-                            f"them first.")
+        if (row := _not_finite(x)) is not None:
+            raise DataError(f"{where}: row {row + 1} has features that are not finite in float32 (missing values, or numbers beyond "
+                            "3.4e38?). Fill or drop such rows first.")
         return x.contiguous()
     if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
         _check_tokens(x, where)
@@ -73,13 +73,15 @@ def _check_tokens(x: Tensor, where: str) -> None:
         raise DataError(f"{where}: whole numbers are taken for tokens, which count from 0. Got {int(x.min())}. {mend}")
 
 
-def _finite(x: Tensor) -> bool:
-    """Looked at in pieces, for it may be larger than the memory."""
-    for piece in x.split(max(1, 2**24 // max(1, x[:1].numel()))):
-        if not bool(torch.isfinite(piece).all()):
-            return False
+def _not_finite(x: Tensor) -> int | None:
+    """The first sample that is not. Looked at in pieces, for it may be larger than the memory."""
+    pieces = x.split(size := max(1, 2**24 // max(1, x[:1].numel())))
+    for i, piece in enumerate(pieces):
+        finite = torch.isfinite(piece)
+        if not bool(finite.all()):
+            return i * size + int(finite.flatten(1).all(1).logical_not().nonzero()[0])
         memory.let_go([x])
-    return True
+    return None
 
 
 def numbered(values: Sequence[Any] | np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
