@@ -11,7 +11,8 @@ from typing import Any
 
 from ..data.directory import VARIABLE, data_directory
 from ..runs.config import RunConfig
-from ..runs.many import LATE, Job, Watcher, run_many
+from ..runs.many import LATE, Job, run_many
+from ..runs.watcher import Watcher
 from .collect import Failures, collect, obstacle, runs_of
 from .folders import RUNS, drop_measures, known_measures, settle_machine, stored_run
 from .format import Cell, Recipe
@@ -78,8 +79,8 @@ class _Reporter(Watcher):
 
     def __init__(self, watcher: Watcher, owners: dict[str, list[tuple[Piece, Cell, int, str]]], tell: Tell, finished: Finished) -> None:
         self.watcher, self.owners, self.tell, self.finished = watcher, owners, tell, finished
-        self.begin, self.rounds_done, self.warned = watcher.begin, watcher.rounds_done, watcher.warned  # type: ignore[method-assign]
-        self.noted = watcher.noted  # type: ignore[method-assign]
+        self.begin, self.rounds_done, self.rounds_found = watcher.begin, watcher.rounds_done, watcher.rounds_found  # type: ignore[method-assign]
+        self.noted, self.warned = watcher.noted, watcher.warned  # type: ignore[method-assign]
 
     def run_done(self, label: str, failure: str | None) -> None:
         self.watcher.run_done(label, failure)

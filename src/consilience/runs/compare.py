@@ -14,10 +14,11 @@ from .config import RunConfig, flatten_settings
 from .entries import Entry, make_entries
 from .given import own_model
 from .lock import make_folder
-from .many import Job, Warner, Watcher, folder_in, run_many
+from .many import Job, folder_in, run_many
 from .progress import RunsProgress, progress_bar
 from .run import load_data
 from .tune import Tuning, tune_entries, with_validation
+from .watcher import Warner, Watcher
 
 Key = tuple[str, int]
 

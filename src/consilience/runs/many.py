@@ -31,7 +31,7 @@ from ..data import FederatedData
 from ..data.directory import VARIABLE, data_directory
 from ..data.sources import make
 from ..engines.workers import one_thread
-from ..errors import ConsilienceError, DeviceError, unknown, warn_caller
+from ..errors import ConsilienceError, DeviceError, unknown
 from ..memory import no_room
 from ..metrics.registry import MEASURES
 from .config import RunConfig
@@ -40,6 +40,7 @@ from .folder import default_folder, read_records
 from .outside import code_of
 from .result import Result
 from .run import Listener, choose_device, load_data, run_config
+from .watcher import Watcher
 
 Outcome = dict[str, Any] | str              # a run's document, or why there is none
 
@@ -75,23 +76,6 @@ class Job:
     folder: str | None
     then: Then | None = None
     ran: bool = False                       # the folder holds the finished run: only `then` is left
-
-
-class Watcher:
-    """Hears how a set of runs goes on. Override what is needed."""
-
-    def begin(self, what: str, runs: int, rounds: int) -> None: ...
-    def rounds_done(self, rounds: int) -> None: ...
-    def run_done(self, label: str, failure: str | None) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def noted(self, label: str, note: str) -> None: ...
-
-
-class Warner(Watcher):
-    """For whoever asked for no display: warnings alone, as Python's own."""
-
-    def warned(self, message: str) -> None:
-        warn_caller(message)
 
 
 def folder_in(out: str | Path | None, config: RunConfig) -> str | None:
@@ -156,8 +140,9 @@ class _Runs:
 
     def heard(self, i: int, round_number: int) -> None:
         if round_number != self.rounds[i]:
+            found = self.rounds[i] == 0 and round_number > 1        # a run that begins reports its first round first
             self.rounds[i] = round_number
-            self.watcher.rounds_done(sum(self.rounds))
+            (self.watcher.rounds_found if found else self.watcher.rounds_done)(sum(self.rounds))
 
     def noted(self, i: int, note: str) -> None:
         if note != self.notes.get(i, ""):
@@ -275,14 +260,19 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 class _Ear(Listener):
-    def __init__(self, heard: Callable[[int], None]) -> None:
-        self.heard, self.warnings = heard, list[str]()
+    def __init__(self, heard: Callable[[int], None], note: Callable[[str], None]) -> None:
+        self.heard, self.note, self.warnings, self.done = heard, note, list[str](), 0
 
     def started(self, federation: Federation, rounds: int, done: int) -> None:
+        self.done = done
         self.heard(done)
 
+    def client_done(self, done: int, of: int) -> None:
+        self.note(f"round {self.done + 1}, client {done} of {of}")
+
     def round_done(self, record: dict[str, Any]) -> None:
-        self.heard(record["round"])
+        self.done = record["round"]
+        self.heard(self.done)
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
@@ -292,7 +282,7 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
              until: float | None = None, then: Then | None = None, ran: bool = False,
              note: Callable[[str], None] = lambda text: None) -> tuple[Outcome, list[str]]:
     """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
-    ear = _Ear(heard)
+    ear = _Ear(heard, note)
     stop = until - then.reserve(folder) if until is not None and then is not None and folder is not None and not ran else until
     if stop is not None and time.time() >= stop:
         return LATE, []

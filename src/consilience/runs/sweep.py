@@ -28,10 +28,10 @@ from .entries import Entry, make_entries
 from .files import DiskError, disk, drop_drafts, read_json, write_json
 from .folder import default_folder, read_records
 from .lock import folder_lock
-from .many import Warner, Watcher
 from .outside import code_of
 from .run import Listener, run_config
 from .tune import at, space_of, validation_scores, with_validation
+from .watcher import Warner, Watcher
 
 SAMPLERS = {"tpe": "tree-structured Parzen estimators, which learn from earlier trials", "random": "independent draws"}
 OBJECTIVES = {"last": "in the last round", "best_by_validation": "in its best round"}

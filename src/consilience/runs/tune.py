@@ -17,8 +17,9 @@ from ..parts.stack import parse_stack, split_tokens
 from ..report.tables import Table
 from .config import RunConfig
 from .entries import Entry
-from .many import Job, Watcher, folder_in, run_many
+from .many import Job, folder_in, run_many
 from .run import load_data
+from .watcher import Watcher
 
 LEARNING_RATES = {"sgd": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
                   "adam": (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)}
