@@ -140,7 +140,7 @@ class _Runs:
 
     def heard(self, i: int, round_number: int) -> None:
         if round_number != self.rounds[i]:
-            found = self.rounds[i] == 0 and round_number > 1        # a run that begins reports its first round first
+            found = self.rounds[i] == 0 and i not in self.notes     # no client was heard of yet
             self.rounds[i] = round_number
             (self.watcher.rounds_found if found else self.watcher.rounds_done)(sum(self.rounds))
 
