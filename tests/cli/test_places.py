@@ -35,8 +35,33 @@ def test_warnings_show_brackets(capsys):
     from consilience.report.tables import Table
     console = Console(width=80)
     with console.capture() as got:
-        console.print(Table(["[/a]"], [["[-0.1, +0.2] [/x]"]], "t [/t]", ["n [/n]"]).rich())
+        console.print(Table(["[/a]"], [["[-0.1, +0.2] [/x]"]], "t [/t]", ["n [/n]"]).rich(80))
     assert all(text in got.get() for text in ("[/a]", "[/x]", "[/t]", "[/n]"))
+
+
+def test_a_name_between_colons_is_no_picture(cli, capsys):
+    from consilience.runs.progress import progress_bar
+    assert "Got 'lfd/table2:a:b:c' instead" in cli("reproduce", "lfd/table2:a:b:c", code=2).err
+    with progress_bar() as bar:
+        bar.console.print("accuracy, :smile: 50 %", markup=False)
+    assert ":smile:" in capsys.readouterr().err
+
+
+def test_a_table_on_a_narrow_terminal_loses_no_number():
+    from rich.console import Console
+
+    from consilience.report.tables import Table
+    cells = ["AG News, practical", "FedAvg+DBE", "87.12", "27.51", "-59.61", "no", "1", "3 of 500 (scaled x0.006)"]
+    table = Table(["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"], [cells])
+    for width in (60, 80, 100, 200):
+        console = Console(width=width)
+        with console.capture() as got:
+            console.print(table.rich(width))
+        said = got.get()
+        assert "…" not in said
+        assert all(len(line) <= width for line in said.splitlines())
+        if width > 60:                                            # there all words fit
+            assert all(word in said for cell in cells for word in cell.split()), width
 
 
 def test_a_split_and_its_picture_that_cannot_be_written(cli, tmp_path):

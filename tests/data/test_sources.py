@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 import consilience.data.sources as package
 from consilience.data import SOURCES, load
+from consilience.data.directory import locate
 from consilience.data.sources import digits, make
 from consilience.errors import ConfigError, DataError
 
@@ -217,6 +218,9 @@ def test_femnist_writers_and_emnist(written, data_root):
     assert data.x[1].unique().tolist() == [255]         # 1.0 in the file
     with pytest.raises(DataError, match="emnist-byclass-train-images"):
         make("femnist(format=emnist)").read(root)
+    (data_root / "empty" / "femnist").mkdir(parents=True)
+    assert locate(make("femnist"), root) is not None
+    assert locate(make("femnist"), data_root / "empty") is None         # a folder without a file of any format
     images = np.zeros((4, 28, 28))
     images[:, 3, 7] = 9
     for part in ("train", "test"):

@@ -108,6 +108,9 @@ def test_changed_settings_are_said_everywhere_and_have_folders_of_their_own(tiny
     assert run.config["weights"] == "uniform"
     assert "CHANGED: weights=uniform" in outcome.table().plain()
     assert outcome.document()["changed"] == {"weights": "uniform"}
+    for form in ("text", "markdown", "latex", "csv", "json"):
+        said = {"csv": ",weights=uniform,", "json": '"weights": "uniform"'}.get(form, "CHANGED: weights=uniform")
+        assert said in outcome.table().render(form), form
     assert "-o weights=uniform" in outcome.command
     plain = reproduce(recipe, tmp_path, Order(("fedavg",), ("accuracy",), 1, 0.25), train=False)
     assert entry(plain, "fedavg", "accuracy").state == "not run"

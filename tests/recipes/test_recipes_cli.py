@@ -134,6 +134,8 @@ def test_wrong_words_are_refused_before_anything_runs(run, tiny, tmp_path):
                                (["--format", "pdf"], "table format"), (["--engine", "warp"], "engine")):
         with pytest.raises(ConfigError, match=message):
             run("reproduce", str(tiny), *arguments)
+        with pytest.raises(ConfigError, match=message):
+            run("reproduce", str(tiny), *arguments, "--report-only")
     assert not (tmp_path / "reproductions").exists()
     with pytest.raises(ConfigError, match="dbe/table5"):
         run("reproduce", "dbe/table55")

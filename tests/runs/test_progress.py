@@ -1,10 +1,19 @@
-"""Progress where no bar can be drawn: in the log of a batch job."""
+"""Progress: the bar of a terminal, and lines where none can be drawn, as in the log of a batch job."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+
+import pytest
+
 import consilience
 from consilience.runs import progress
-from consilience.runs.progress import RunProgress, progress_bar
+from consilience.runs.config import RunConfig
+from consilience.runs.folder import RunFolder
+from consilience.runs.listener import Watcher
+from consilience.runs.many import Job, run_many
+from consilience.runs.progress import RunProgress, RunsProgress, progress_bar
 
 DATA = "synthetic(samples=160, classes=3, clients=4, features=6)"
 
@@ -53,3 +62,61 @@ def test_a_terminal_that_cannot_go_back_has_lines(monkeypatch, log):
     with progress_bar() as bar:
         bar.update(bar.add_task("training", total=4, note=""), completed=1)
         log.wait_for("training · 1 of 4 after ")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_counts_and_times_are_whole_beside_a_long_note(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with progress_bar() as bar:
+        task = bar.add_task("reproducing dbe/table5", total=200, note="1 of 2 runs · FedAvg+DBE, AG News, practical, seed 0")
+        bar.update(task, completed=7)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"  7/200 0:00:0\d -:--:-- 1 of ", line)
+    assert len(line) <= columns
+
+
+def test_the_time_left_is_known_where_a_round_takes_minutes():
+    """And rounds that an earlier command made say nothing of it."""
+    with progress_bar() as bar:
+        now = 0.0
+        bar.get_time = lambda: now
+        ear = RunsProgress(bar)
+        ear.begin("comparing", 2, 200)
+        ear.rounds_found(90)
+        for rounds in (91, 92, 93):
+            now += 100.0
+            ear.rounds_done(rounds)
+        (task,) = bar.tasks
+        assert (task.completed, task.time_remaining) == (93, 10700)
+
+
+def test_runs_say_which_client_they_train_and_what_was_made_before(tmp_path, monkeypatch):
+    checkpoint = RunFolder.checkpoint
+    monkeypatch.setattr(RunFolder, "checkpoint", lambda self, fed, force=False: checkpoint(self, fed, force=True))
+
+    class Ear(Watcher):
+        def __init__(self, stop):
+            self.heard, self.stop = [], stop
+
+        def rounds_done(self, rounds):
+            self.heard.append(rounds)
+            if rounds == self.stop:
+                raise KeyboardInterrupt
+
+        def rounds_found(self, rounds):
+            self.heard.append(f"found {rounds}")
+
+        def noted(self, label, note):
+            self.heard.append(f"{label}: {note}")
+
+    def run(stop=None):
+        config = RunConfig.make({"method": "fedavg", "data": DATA, "rounds": 4, "steps": 1, "engine": "sequential"})
+        ear = Ear(stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            run_many([Job("a", config, str(tmp_path))], "training", workers=1, watcher=ear)
+        return ear.heard
+    clients = lambda round_number: [f"a: round {round_number}, client {n} of 4" for n in range(1, 5)]
+    assert run(stop=2) == [*clients(1), 1, *clients(2), 2]               # the interrupted round has no checkpoint yet
+    assert run(stop=3) == ["found 1", *clients(2), 2, *clients(3), 3]
+    assert run() == ["found 2", *clients(3), 3, *clients(4), 4]
+    assert run() == ["found 4"]

@@ -35,12 +35,12 @@ Format = Annotated[str, typer.Option("--format", help=f"The table's form: {', '.
 def out() -> Console:
     """Standard output. What is not a terminal, as a file, has lines as long as they come: no cell of a table is folded there."""
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, soft_wrap=True, width=_NO_EDGE)
+        return Console(highlight=False, emoji=False)           # :a: in a name is no sign for a picture
+    return Console(highlight=False, emoji=False, soft_wrap=True, width=_NO_EDGE)
 
 
 def err() -> Console:
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(document: Any) -> None:
@@ -49,7 +49,8 @@ def print_json(document: Any) -> None:
 
 def print_table(table: Table, form: str) -> None:
     if form == "text" and sys.stdout.isatty():
-        out().print(table.rich())
+        console = out()
+        console.print(table.rich(console.width))
     else:
         sys.stdout.write(table.render(form) + "\n")
 

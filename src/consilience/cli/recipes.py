@@ -115,6 +115,7 @@ def _pieces(asked: Sequence[str], rows: tuple[str, ...], columns: tuple[str, ...
                               "--out of its own.")
         place = runs or (folder if len(selections) == 1 else top) / RUNS
         order = Order(first_rows, first_columns, seeds, scale, engine, device, changed, skip, tuple(beside))
+        order.cells_of(recipe)                                    # a row or column that is not there is said before anything is done
         pieces.append(Piece(recipe, order, folder, place))
     return pieces
 
@@ -190,8 +191,8 @@ def _write(piece: Piece, outcome: Outcome, data_dir: Path | None, results: Path 
     with data_in(data_dir):
         report = write_html(outcome, piece.out)
     written = [*write_outcome(outcome, piece.out), *([report] if report else [])]
-    err().print(f"Wrote {', '.join(p.name for p in written)}"
-                + (f" and {len(outcome.figures)} figures" if outcome.figures else "") + f" in {piece.out}", soft_wrap=True, markup=False)
+    figures = f" and {many} figure{'s' if many > 1 else ''}" if (many := len(outcome.figures)) else ""
+    err().print(f"Wrote {', '.join(p.name for p in written)}{figures} in {piece.out}", soft_wrap=True, markup=False)
     if results is not None and outcome.entries:
         page = write_results(outcome, piece.order, results, piece.out)
         said = f"Wrote {page} and the records of its runs" if page else f"No page: nothing of {piece.recipe.name} was run"

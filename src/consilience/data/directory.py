@@ -58,8 +58,9 @@ def missing_from(source: Source | type[Source], folder: Path) -> list[str]:
 
 
 def locate(source: Source | type[Source], directory: str | Path | None = None) -> Path | None:
-    """The first folder with all required files, or None."""
-    return next((f for f in candidates(source, directory) if f.is_dir() and not missing_from(source, f)), None)
+    """The first folder with all required files, or None. Where all are optional, as of formats to choose from, one must be there."""
+    return next((f for f in candidates(source, directory) if f.is_dir() and not missing_from(source, f)
+                 and (not source.files or any(w.locate(f) for w in source.files))), None)
 
 
 def find(source: Source | type[Source], directory: str | Path | None = None) -> Path:

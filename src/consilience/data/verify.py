@@ -35,8 +35,6 @@ def where(source: Source, data_dir: str | Path | None = None) -> dict[str, Any]:
     if source.embedded or source.needs_path:
         return {"found": True if source.embedded else None, "folder": None, "looked_in": [], "files": []}
     found = directory.locate(source, data_dir)
-    if found is not None and all(w.optional for w in source.files):     # formats to choose from: one file must be there
-        found = next((f for f in directory.candidates(source, data_dir) if any(w.locate(f) for w in source.files)), None)
     files = [{"file": w.path, "optional": w.optional, "path": str(p) if p else None,
               "size": p.stat().st_size if p and p.is_file() else None}
              for w, p in (source.sources_of(found) if found else [(w, None) for w in source.files])]

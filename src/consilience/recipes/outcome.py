@@ -88,9 +88,14 @@ class Outcome:
         """Stands in every output when the rounds or settings are not the recipe's."""
         way = "DOWN" if self.scale < 1 else "UP"
         scaled = f"SCALED {way}: rounds x{self.scale:g} of the recipe's" if self.scale != 1.0 else ""
-        changed = _settings("CHANGED: ", [(name, value) for name, value in self.changed if name not in HOW])
+        changed = _settings("CHANGED: ", self.other)
         both = "; ".join(filter(None, (scaled, changed)))
         return f"{both}, so these are not the table's numbers" if both else ""
+
+    @property
+    def other(self) -> list[tuple[str, str]]:
+        """Settings that are not the recipe's and decide what is computed."""
+        return [(name, value) for name, value in self.changed if name not in HOW]
 
     def table(self, rows: Sequence[str] = (), columns: Sequence[str] = (), cells: Sequence[Cell] | None = None) -> Table:
         """Paper / ours / difference of some rows and columns, or of single cells, column by column."""
@@ -128,8 +133,10 @@ class Outcome:
         within = {True: "yes", False: "no", None: None}[e.within]
         values = [e.cell.column.title, e.cell.row.title, printed and printed.value, ours and ours.mean, e.difference, within,
                   len(e.values), self._rounds(e)]
-        return dict(zip(HEADER, values)) | also | {"spread in the paper": printed and printed.spread, "std of ours": ours and ours.std,
-                                                   "so far": so_far and so_far.mean, "state": e.state or "done"}
+        changed = {"changed": _settings("", self.other)} if self.other else {}
+        more = {"spread in the paper": printed and printed.spread, "std of ours": ours and ours.std, "so far": so_far and so_far.mean,
+                "state": e.state or "done"}
+        return dict(zip(HEADER, values)) | changed | also | more
 
     def record(self, e: Entry) -> dict[str, Any]:
         """A cell for JSON."""
@@ -143,7 +150,7 @@ class Outcome:
                 "also": {t: {str(k): v for k, v in each.items()} for t, each in e.also.items()},
                 "states": {str(k): s for k, s in e.states.items()}, "unavailable": e.unavailable, "not_in_paper": e.cell.ours,
                 "method": e.cell.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
-                "scaled": None if self.scale == 1.0 else self.scale, "note": e.cell.note,
+                "scaled": None if self.scale == 1.0 else self.scale, "changed": dict(self.changed), "note": e.cell.note,
                 "folders": {str(k): f"runs/{r.path.name.removesuffix('.csv')}" for k, r in e.runs.items()}}
 
     def notes(self, chosen: Sequence[Entry]) -> list[str]:

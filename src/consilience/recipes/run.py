@@ -79,8 +79,8 @@ class _Reporter(Watcher):
 
     def __init__(self, watcher: Watcher, owners: dict[str, list[tuple[Piece, Cell, int, str]]], tell: Tell, finished: Finished) -> None:
         self.watcher, self.owners, self.tell, self.finished = watcher, owners, tell, finished
-        self.begin, self.rounds_done, self.warned = watcher.begin, watcher.rounds_done, watcher.warned  # type: ignore[method-assign]
-        self.noted = watcher.noted  # type: ignore[method-assign]
+        self.begin, self.rounds_done, self.rounds_found = watcher.begin, watcher.rounds_done, watcher.rounds_found  # type: ignore[method-assign]
+        self.noted, self.warned = watcher.noted, watcher.warned  # type: ignore[method-assign]
 
     def run_done(self, label: str, failure: str | None) -> None:
         self.watcher.run_done(label, failure)

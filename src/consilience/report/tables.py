@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table as RichTable
 
@@ -80,11 +81,23 @@ class Table:
     def json(self) -> str:
         return json.dumps(self.data or [dict(zip(self.header, r)) for r in self.rows], indent=1, default=list)
 
-    def rich(self) -> RichTable:
+    def rich(self, width: int) -> RichTable:
+        """For a terminal of that width. Where there is little room, cells are folded between words and the header anywhere: no number
+        is ever cut."""
         table = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape("\n".join(self.notes)) or None,
                           caption_justify="left", header_style="bold")
+        widths = self._widths(width - 3 * len(self.header) - 1)
         for i, name in enumerate(self.header):
-            table.add_column(escape(name), justify="left" if i == 0 else "right", no_wrap=i == 0)
+            table.add_column(escape(name), justify="left" if i == 0 else "right", overflow="fold", width=widths[i])
         for row in self.rows:
             table.add_row(*(escape(str(c)) for c in row))
         return table
+
+    def _widths(self, room: int) -> list[int]:
+        """Of the columns: as wide as they need to be, else the widest narrowed first, down to the longest word of their cells."""
+        columns = [[str(row[i]) for row in self.rows] for i in range(len(self.header))]
+        widths = [max(map(cell_len, [name, *cells])) for name, cells in zip(self.header, columns)]
+        least = [max((cell_len(word) for cell in cells for word in cell.split()), default=1) for cells in columns]
+        while sum(widths) > room and (wider := [i for i, w in enumerate(widths) if w > least[i]]):
+            widths[max(wider, key=lambda i: widths[i])] -= 1
+        return widths

@@ -141,8 +141,9 @@ class _Runs:
 
     def heard(self, i: int, round_number: int) -> None:
         if round_number != self.rounds[i]:
+            found = self.rounds[i] == 0 and i not in self.notes     # no client was heard of yet
             self.rounds[i] = round_number
-            self.watcher.rounds_done(sum(self.rounds))
+            (self.watcher.rounds_found if found else self.watcher.rounds_done)(sum(self.rounds))
 
     def noted(self, i: int, note: str) -> None:
         if note != self.notes.get(i, ""):
@@ -260,14 +261,19 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 class _Ear(Listener):
-    def __init__(self, heard: Callable[[int], None]) -> None:
-        self.heard, self.warnings = heard, list[str]()
+    def __init__(self, heard: Callable[[int], None], note: Callable[[str], None]) -> None:
+        self.heard, self.note, self.warnings, self.done = heard, note, list[str](), 0
 
     def started(self, federation: Federation, rounds: int, done: int) -> None:
+        self.done = done
         self.heard(done)
 
+    def client_done(self, done: int, of: int) -> None:
+        self.note(f"round {self.done + 1}, client {done} of {of}")
+
     def round_done(self, record: dict[str, Any]) -> None:
-        self.heard(record["round"])
+        self.done = record["round"]
+        self.heard(self.done)
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
@@ -277,7 +283,7 @@ def _attempt(flat: dict[str, Any], folder: str | None, again: bool, heard: Calla
              until: float | None = None, then: Then | None = None, ran: bool = False,
              note: Callable[[str], None] = lambda text: None) -> tuple[Outcome, list[str]]:
     """A document, or what went wrong in words: a worker's traceback is of no use to a user."""
-    ear = _Ear(heard)
+    ear = _Ear(heard, note)
     stop = until - then.reserve(folder) if until is not None and then is not None and folder is not None and not ran else until
     if stop is not None and time.time() >= stop:
         return LATE, []

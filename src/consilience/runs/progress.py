@@ -20,21 +20,42 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from ..core.federation import Federation
 from ..metrics.criterion import measure_of, served_score
 from .listener import Listener, Watcher
 
 EVERY = 30.0                   # seconds between two lines of a log
+LATELY = 600.0                 # seconds that the speed is taken over: a round may take minutes
+NARROW = 120                   # columns of a terminal that has no room for a long bar
 
 
 def progress_bar(*, of_bytes: bool = False, transient: bool = False) -> Progress:
-    """A bar, or lines in a log, over whatever its tasks count, or `of_bytes`. A `transient` one leaves nothing behind."""
-    console = Console(stderr=True, highlight=False)
+    """A bar, or lines in a log, over whatever its tasks count, or `of_bytes`. A `transient` one leaves nothing behind.
+
+    Where there is little room the bar and the note are shortened, never the counts and times.
+    """
+    console = Console(stderr=True, highlight=False, emoji=False)
     drawn = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
-    kind, count = Progress if drawn else _Lines, DownloadColumn() if of_bytes else MofNCompleteColumn()
-    return kind(TextColumn("{task.description}", markup=False), BarColumn(), count, TimeElapsedColumn(), TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}", markup=False), console=console, transient=transient)
+    kind, whole = Progress if drawn else _Lines, lambda: Column(no_wrap=True)
+    count = DownloadColumn(table_column=whole()) if of_bytes else MofNCompleteColumn(table_column=whole())
+    return kind(TextColumn("{task.description}", markup=False), BarColumn(40 if console.width >= NARROW else 10), count,
+                TimeElapsedColumn(whole()), TimeRemainingColumn(table_column=whole()), _Note(), console=console, transient=transient,
+                speed_estimate_period=LATELY)
+
+
+class _Note(TextColumn):
+    """What is said beside the bar: one line, cut where the terminal ends."""
+
+    def __init__(self) -> None:
+        super().__init__("{task.fields[note]}", markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class _Lines(Progress):
@@ -110,6 +131,12 @@ class RunsProgress(Watcher):
 
     def rounds_done(self, rounds: int) -> None:
         self.bar.update(self.task, completed=rounds)
+
+    def rounds_found(self, rounds: int) -> None:
+        """They took no time now, so they say nothing of the time left: no step of the bar."""
+        for task in self.bar.tasks:
+            if task.id == self.task:
+                task.completed = rounds
 
     def run_done(self, label: str, failure: str | None) -> None:
         self.ended += 1
