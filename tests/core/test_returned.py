@@ -103,7 +103,7 @@ WRONG = {
     "an account as a word": ({"account": lambda self, s, releases: ("much", s.server)},
         r"'account' of part 'mine' must return an entry of the round's record, as a dictionary .*Got str instead"),
     "server state that nobody declared": ({"account": lambda self, s, releases: ({}, {"x": ONE})},
-        r"Part 'mine': a server hook returned server state that init_server does not declare"),
+        r"'account' of part 'mine' must return the tensors that 'init_server' declares: 'x' is none of them\."),
     "a plan for another number of steps": ({"plan": lambda self, key, spec, sizes: {"a": torch.zeros(1, 2)}},
         r"'plan' of part 'mine' must return a row of draws for each of the 6 steps in 'a'. Got a tensor of shape \(1, 2\)"),
     "a plan of one number": ({"plan": lambda self, key, spec, sizes: {"a": ONE}},
@@ -112,6 +112,15 @@ WRONG = {
         r"'plan' of part 'mine' must return draws by their names, as a dictionary.*Got a tensor of shape \(6,\)"),
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
+    # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
+    "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE}, "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
+        r"'finish' of part 'mine' must return the tensors that 'init_kept' declares: 'k' is of the type torch.float64, not torch.float32\."),
+    "server state of another type": ({"init_server": lambda self, spec: {"n": torch.tensor(0)},
+                                      "aggregate": lambda self, s, change: (change, {"n": s.server["n"] + 0.5})},
+        r"'aggregate' of part 'mine' must return the tensors that 'init_server' declares: 'n' is of the type torch.float32, not torch.int64"),
+    "shared state of another type": ({"init_shared": lambda self, spec: {"c": ONE}, "finish": lambda self, c: (c.kept, {"a": ONE.double()}),
+                                      "server": lambda self, s: ({"c": s.reduced["a"].sum()}, s.server)},
+        r"'server' of part 'mine' must return the tensors that 'init_shared' declares: 'c' is of the type torch.float64, not torch.float32"),
 }
 
 

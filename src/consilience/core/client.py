@@ -15,7 +15,7 @@ from ..tree import Tree
 from .network import Trace
 from .part import Model, Part, Phase
 from .recall import answers
-from .returned import check_form, released, start, tensors, two
+from .returned import check_state, released, start, tensors, two
 from .samples import Schedule, steps_in
 from .slot import Slot
 
@@ -191,7 +191,7 @@ class LocalWork:
             new, upload = two(part, "finish", part.finish(view), "what it keeps (c.kept)", "what it uploads ({} for nothing)")
             uploads[part.name] = tensors(part, "finish", upload, "uploads")
             if new:
-                check_form(part.name, "finish", new, kept.get(part.name, {}), "the tensors that 'init_kept' declares")
+                check_state(part, "finish", new, kept.get(part.name, {}), "kept")
                 kept[part.name] = new
         model: Model = slot.model
         if fed.method.using("release"):

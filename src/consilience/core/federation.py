@@ -223,13 +223,11 @@ class Federation:
         return {p.name: returned.tensors(p, "deliver", p.deliver(self.serve(p, "deliver", [number]), number))
                 for p in self.method.using("deliver")}
 
-    def keep(self, home: str, part: Part, new: Tree) -> None:
+    def keep(self, home: str, part: Part, hook: str, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
         declared: Tree = getattr(self, home)
         old, now = dict(tree.paths(declared.get(part.name, {}))), dict(tree.paths(new))
-        if {p: t.shape for p, t in now.items()} != {p: t.shape for p, t in old.items()}:
-            raise ConfigError(f"Part {part.name!r}: a server hook returned {home} state that init_{home} does not declare: "
-                              f"{sorted(now)} in place of {sorted(old)}, or other shapes.")
+        returned.check_state(part, hook, new, declared.get(part.name, {}), home)
         if now:
             setattr(self, home, {**declared, part.name: new})
         if home == "shared":
@@ -246,8 +244,8 @@ class Federation:
         if self.method.has(part, "server"):
             view = self.serve(part, stage, ids, reduced=reduced, models=models)
             shared, server = returned.two(part, "server", part.server(view), "its shared state (s.shared)", "its server state (s.server)")
-            self.keep("shared", part, returned.tensors(part, "server", shared, "shared tensors"))
-            self.keep("server", part, returned.tensors(part, "server", server, "server tensors"))
+            self.keep("shared", part, "server", returned.tensors(part, "server", shared, "shared tensors"))
+            self.keep("server", part, "server", returned.tensors(part, "server", server, "server tensors"))
         return reduced
 
     def ask_clients(self, stage: str, ids: list[int], report: RoundReport, silent: frozenset[int] = frozenset()) -> None:

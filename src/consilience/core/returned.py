@@ -63,6 +63,16 @@ def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str) -> N
     raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
 
 
+def check_state(part: Part, hook: str, given: Tree, declared: Tree, home: str) -> None:
+    """Refuse state that is not as its `init_` hook declared it. Its type counts too: a checkpoint is read as what was declared."""
+    whose = f"the tensors that 'init_{home}' declares"
+    check_form(part.name, hook, given, declared, whose)
+    types = dict(tree.paths(declared))
+    wrong = [f"{path!r} is of the type {t.dtype}, not {types[path].dtype}" for path, t in tree.paths(given) if t.dtype != types[path].dtype]
+    if wrong:
+        raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return {whose}: {_first(wrong)}.")
+
+
 def _first(wrong: list[str]) -> str:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{'; '.join(wrong[:3])}{more}"
