@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consilience import tree
-from consilience.core.part import Part
+from consilience.core.part import Part, Phase
 from consilience.errors import ConfigError, NonFiniteError
 from consilience.testing import tiny_federation
 
@@ -150,6 +150,21 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),
     ({"phases": lambda self, phases, spec: [replace(p, keys=("nope",)) for p in phases]},
      r"names 'nope' in the phase 'main', which is no parameter of the model. Its parameters: stage1.0.weight"),
+    # keys, hooks, draws and optimisers are found by a phase's name: of two that share one, the last decided for both
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=phases[0].keys[:2]), *phases]},
+     r"'phases' of part 'mine' returns a phase 'main', a name that is there more than once. Give every phase a name of its own"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], name="plain")]}, r"a phase 'plain', a name that stands for something else"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], name="apart")]}, r"a phase 'apart', a name that stands for something else"),
+    # of a model that nobody has, the model that travels was trained, without the parts
+    ({"phases": lambda self, phases, spec: [replace(phases[0], model="modle")]},
+     r"names the model 'modle' in the phase 'main', which is none: 'model' is the one that travels"),
+    ({"phases": lambda self, phases, spec: [*phases, Phase("own", phases[0].keys, model="mine")]},
+     r"names the model 'mine' in the phase 'own', which is none: .* whose 'init_personal' declares it"),
+    # path lengths, of which SCAFFOLD's divisor is one, would count such a parameter's steps twice
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=(*phases[0].keys, "head.bias"))]},
+     r"names 'head.bias' in the phase 'main' more than once"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], epochs=1.5)]}, r"names 1.5 epochs in .* a whole number from 0 up, or None"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], epochs=-1)]}, r"names -1 epochs in the phase 'main': it must be"),
 ])
 def test_a_wrong_form_is_refused_when_the_federation_is_made(hooks, said):
     with pytest.raises(ConfigError, match=said):

@@ -85,7 +85,7 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
     main = tuple(k for k in spec.model["params"] if not method.trained_apart(k) and k not in frozen)
     phases = [Phase("main", main)]
     for part in method.using("phases"):
-        phases = returned.phases(part, part.phases(phases, spec), spec.model["params"])
+        phases = returned.phases(part, part.phases(list(phases), spec), spec.model["params"], phases)
     trained = {k for p in phases if p.model == "model" for k in p.keys}
     spec = replace(spec, trained=tuple(k for k in main if k in trained & spec.shared))
     for part in method.using("require"):

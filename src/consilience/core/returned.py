@@ -185,15 +185,37 @@ def module(part: Part, given: Any) -> nn.Module:
     return given
 
 
-def phases(part: Part, given: Any, keys: Flat) -> list[Phase]:
-    """Phases that train parameters which are there; those of a second model are its part's own affair."""
+_TAKEN = ("plain", "apart")      # names of plain training, and of the optimisers of parts that make steps of their own
+
+
+def phases(part: Part, given: Any, keys: Flat, before: list[Phase]) -> list[Phase]:
+    """Phases with names of their own, that train parameters which are there; those of a second model are its part's own affair."""
     if not isinstance(given, list) or not all(isinstance(phase, Phase) for phase in given):
         raise refuse(part.name, "phases", "a list of phases", given)
     if not given:
         raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase, so that nothing would train.")
+    declares = type(part).init_personal is not Part.init_personal
+    models = {"model", *(phase.model for phase in before), *([part.name] if declares else [])}
+    names = Counter(phase.name for phase in given)
     for phase in given:
-        unknown = [k for k in phase.keys if phase.model == "model" and k not in keys]
-        if unknown:
-            raise ConfigError(f"The hook 'phases' of part {part.name!r} names {unknown[0]!r} in the phase {phase.name!r}, "
-                              f"which is no parameter of the model. Its parameters: {', '.join(keys)}.")
+        if wrong := _wrong_with(phase, keys, models, names[phase.name]):
+            raise ConfigError(f"The hook 'phases' of part {part.name!r} {wrong}")
     return given
+
+
+def _wrong_with(phase: Phase, keys: Flat, models: Set[str], times: int) -> str | None:
+    """What it does that a phase cannot, or None."""
+    where = f"in the phase {phase.name!r}"
+    if times > 1 or phase.name in _TAKEN:                # what trains, hooks, draws and optimisers go by the names of phases
+        why = "is there more than once" if times > 1 else "stands for something else already"
+        return f"returns a phase {phase.name!r}, a name that {why}. Give every phase a name of its own."
+    if unknown := [k for k in phase.keys if phase.model == "model" and k not in keys]:
+        return f"names {unknown[0]!r} {where}, which is no parameter of the model. Its parameters: {', '.join(keys)}."
+    if twice := [k for k, n in Counter(phase.keys).items() if n > 1]:
+        return f"names {twice[0]!r} {where} more than once."
+    if phase.model not in models:
+        return (f"names the model {phase.model!r} {where}, which is none: 'model' is the one that travels, and a second one has the name "
+                "of its part, whose 'init_personal' declares it.")
+    if phase.epochs is not None and (type(phase.epochs) is not int or phase.epochs < 0):
+        return f"names {phase.epochs!r} epochs {where}: it must be a whole number from 0 up, or None for the run's own amount."
+    return None
