@@ -113,14 +113,15 @@ WRONG = {
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
     # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
-    "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE}, "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
-        r"'finish' of part 'mine' must return the tensors that 'init_kept' declares: 'k' is of the type torch.float64, not torch.float32\."),
+    "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
+                                    "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
+        r"'finish' of part 'mine' must return .* 'init_kept' declares: 'k' is of the type torch.float64, not torch.float32\."),
     "server state of another type": ({"init_server": lambda self, spec: {"n": torch.tensor(0)},
                                       "aggregate": lambda self, s, change: (change, {"n": s.server["n"] + 0.5})},
-        r"'aggregate' of part 'mine' must return the tensors that 'init_server' declares: 'n' is of the type torch.float32, not torch.int64"),
+        r"'aggregate' of part 'mine' must return .* 'init_server' declares: 'n' is of the type torch.float32, not torch.int64"),
     "shared state of another type": ({"init_shared": lambda self, spec: {"c": ONE}, "finish": lambda self, c: (c.kept, {"a": ONE.double()}),
                                       "server": lambda self, s: ({"c": s.reduced["a"].sum()}, s.server)},
-        r"'server' of part 'mine' must return the tensors that 'init_shared' declares: 'c' is of the type torch.float64, not torch.float32"),
+        r"'server' of part 'mine' must return .* 'init_shared' declares: 'c' is of the type torch.float64, not torch.float32"),
 }
 
 
