@@ -131,11 +131,11 @@ class ClientView:
         """The model after plain local training: the task alone, no added terms. It ends after `steps` where they are given, and has
         `pace` times the run's learning rate.
         """
-        return self._fed.train_plainly(self.id, model, epochs, steps=steps, pace=pace)[0]
+        return self._fed.train_plainly(self.id, self._state, model, epochs, steps=steps, pace=pace)[0]
 
     def train_watching(self, model: Model, point: str, epochs: int = 1) -> Tensor:
         """Plain local training; the mean over the batch at a point, as each step's forward pass showed it."""
-        return self._fed.train_plainly(self.id, model, epochs, point)[1]
+        return self._fed.train_plainly(self.id, self._state, model, epochs, point)[1]
 
 
 class LocalWork:
@@ -238,15 +238,15 @@ class PlainWork:
     Hooks that define the task act here too, and find their scratch as it is at the beginning of a round.
     """
 
-    def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str, steps: int | None, pace: float) -> None:
-        self.fed, self.number, self.model, self.watch, self.pace = fed, number, model, watch, pace
+    def __init__(self, fed: Federation, number: int, state: ClientState, model: Model, epochs: int, watch: str, steps: int | None,
+                 pace: float) -> None:
+        self.fed, self.number, self.state, self.model, self.watch, self.pace = fed, number, state, model, watch, pace
         self.kind = f"plain{epochs}{watch}" if steps is None else f"plain{epochs}{watch}:{steps}"
         self.schedule = [(phase, sizes[:steps]) for phase, sizes in fed.samples.schedule(number, [replace(fed.plain_phase, epochs=epochs)])]
         self.index = fed.samples.order(number, fed.round_number, self.schedule)
 
     def load(self, slot: Slot) -> None:
-        fed = self.fed
-        state = fed.client(self.number)
+        fed, state = self.fed, self.state
         homes, numbers = state.tensors, fed.scalars(self.number, state, self.kind)
         hooks = fed.program.hooks[fed.plain_phase.name]
         acting = [*hooks["batch"], *hooks["main_loss"]]

@@ -166,14 +166,14 @@ class Federation:
         return {p.name: returned.tensors(p, "init_scratch", p.init_scratch(view(p)))
                 for p in self.method.using("init_scratch") if p in parts}
 
-    def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "", steps: int | None = None,
+    def train_plainly(self, number: int, state: ClientState, model: Model, epochs: int, watch: str = "", steps: int | None = None,
                       pace: float = 1.0) -> tuple[Model, Tensor]:
-        """The model after `epochs`, or their first `steps`, of the task alone, at `pace` times the run's learning rate; and the batch
-        means at the point watched, one row per step.
+        """The model after `epochs`, or their first `steps`, of the task alone, at `pace` times the run's learning rate, on a client with
+        this state; and the batch means at the point watched, one row per step.
 
         Where the client cannot make a batch the model comes back unchanged.
         """
-        work = PlainWork(self, number, model, epochs, watch, steps, pace)
+        work = PlainWork(self, number, state, model, epochs, watch, steps, pace)
         if not work.schedule:
             return tree.clone(model), torch.zeros(0, device=self.device)
         with torch.enable_grad():
