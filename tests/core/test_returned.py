@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from core_parts import Plain, federation, seeded
 
 from consilience import tree
 from consilience.core.part import Part, Phase
 from consilience.errors import ConfigError, NonFiniteError
-from consilience.testing import tiny_federation
+from consilience.testing import differences, tiny_federation
 
 
 def part_with(**hooks: Any) -> Part:
@@ -112,6 +113,22 @@ WRONG = {
         r"'plan' of part 'mine' must return draws by their names, as a dictionary.*Got a tensor of shape \(6,\)"),
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
+    "no value at a point": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: None},
+        r"'tap' of part 'mine' must return the value at the point as a tensor, or that and a note. Got NoneType instead. Is a return"),
+    "a value and too much": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: (x, 1, 2)},
+        r"'tap' of part 'mine' must return two things, the value at .* and a note. Got 3 things"),
+    "no targets": ({"relabel": lambda self, v: None},                           # it was trained as if there were no such hook
+        r"'relabel' of part 'mine' must return the targets of the batch's 8 samples as a tensor. Got NoneType"),
+    "targets of some": ({"relabel": lambda self, v: v.batch.target[:3]},
+        r"must return the targets of the batch's 8 samples as a tensor. Got a tensor of shape \(3,\)"),
+    "a number for the task": ({"main_loss": lambda self, v: 1.0},
+        r"'main_loss' of part 'mine' must return one number: a tensor without dimensions. Got float"),
+    "a loss of nothing": ({"main_loss": lambda self, v: v.trace.logits.detach().mean()},
+        r"The loss of a step, of mine, depends on nothing that the phase 'main' trains: on no parameter, or on values detached"),
+    "no loss before the pass": ({"before": lambda self, v: None},               # for a float no step is made, and for nothing none was
+        r"'before' of part 'mine' must return one number: a tensor without dimensions, or a float. Got NoneType .* Is a return"),
+    "a loss for nothing to step": ({"adversary": lambda self, v: v.trace.logits.mean()},
+        r"'adversary' of part 'mine' returns a loss, and the part has nothing .* attach a module in 'build', or .* 'init_personal'"),
     # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
     "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
                                     "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
@@ -151,6 +168,12 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),
     ({"phases": lambda self, phases, spec: [replace(p, keys=("nope",)) for p in phases]},
      r"names 'nope' in the phase 'main', which is no parameter of the model. Its parameters: stage1.0.weight"),
+    # without a return no parameter travelled, and clients trained alone without a word
+    ({"share": lambda self, key, spec: None}, r"'share' of part 'mine' must return True or False. Got NoneType instead. Is a return"),
+    ({"require": lambda self, spec: 3}, r"'require' of part 'mine' must return the reason to refuse .* in words, or None. Got int"),
+    ({"points": lambda self, layout: "head"}, r"'points' of part 'mine' must return names of modules, as a tuple. Got str"),
+    ({"points": lambda self, layout: (1,)}, r"'points' of part 'mine' must return names of modules, as a tuple of words. Got int in it"),
+    ({"plain_keys": lambda self, keys, spec: ("nope",)}, r"'plain_keys' of part 'mine' names 'nope', which is no parameter of the model"),
     # keys, hooks, draws and optimisers are found by a phase's name: of two that share one, the last decided for both
     ({"phases": lambda self, phases, spec: [replace(phases[0], keys=phases[0].keys[:2]), *phases]},
      r"'phases' of part 'mine' returns a phase 'main', a name that is there more than once. Give every phase a name of its own"),
@@ -193,3 +216,22 @@ def test_weights_that_are_not_finite_are_not_blamed_on_the_learning_rate():
     fed = tiny_federation([part_with(weights=lambda self, s, p: p * 0 / (p * 0).sum())])
     with pytest.raises(NonFiniteError, match=r"weights in the average are not finite \(nan, nan, nan\), as the hook 'weights' of mine"):
         fed.round()
+
+
+def test_a_round_without_a_word_on_the_exchange():
+    """Without a return, models never travelled."""
+    with pytest.raises(ConfigError, match=r"'exchange' of part 'mine' must return True or False. Got NoneType instead. Is a return"):
+        tiny_federation([part_with(exchange=lambda self, round_number: None)]).round()
+
+
+def test_samples_beside_the_batch_are_a_tensor():
+    fed = federation(seeded(Plain), part_with(beside=lambda self, v: [v.batch.x]))
+    with pytest.raises(ConfigError, match=r"'beside' of part 'mine' must return samples as a tensor, or None. Got list instead"):
+        fed.round()
+
+
+def test_a_part_that_tracks_nothing():
+    """As with a setting that leaves it nothing to track; it ended in a KeyError."""
+    fed, plain = tiny_federation([part_with(track=lambda self, v: {})]), tiny_federation()
+    fed.round(), plain.round()
+    assert not differences(fed, plain)

@@ -78,6 +78,39 @@ def _first(wrong: list[str]) -> str:
     return f"{'; '.join(wrong[:3])}{more}"
 
 
+def decision(part: Part, hook: str, given: Any) -> bool:
+    """Yes or no. Nothing would pass for a no, and a part whose `share` lacks a return would keep the model from travelling."""
+    if not isinstance(given, bool):
+        raise refuse(part.name, hook, "True or False", given)
+    return given
+
+
+def reason(part: Part, given: Any) -> str | None:
+    """Why the part cannot run, or None."""
+    if given is not None and not isinstance(given, str):
+        raise refuse(part.name, "require", "the reason to refuse these data, model or settings in words, or None", given)
+    return given
+
+
+def names(part: Part, hook: str, given: Any, wanted: str) -> tuple[str, ...]:
+    """Names of modules or parameters. A single word would be taken for its letters."""
+    if not isinstance(given, (tuple, list, set, frozenset)):
+        raise refuse(part.name, hook, f"{wanted}, as a tuple", given)
+    for name in given:
+        if not isinstance(name, str):
+            raise refuse(part.name, hook, f"{wanted}, as a tuple of words", name, " in it")
+    return tuple(given)
+
+
+def plain_keys(part: Part, given: Any, keys: Flat) -> tuple[str, ...]:
+    """What plain training trains."""
+    named = names(part, "plain_keys", given, "names of parameters")
+    if unknown := [k for k in named if k not in keys]:
+        raise ConfigError(f"The hook 'plain_keys' of part {part.name!r} names {unknown[0]!r}, which is no parameter of the model. "
+                          f"Its parameters: {', '.join(keys)}.")
+    return named
+
+
 def weights(part: Part, given: Any, p: Tensor) -> Tensor:
     """One weight for each client."""
     if not torch.is_tensor(given) or given.shape != p.shape:
@@ -177,6 +210,34 @@ def batch(part: Part, given: Any) -> Batch:
     if not isinstance(given, Batch):
         raise refuse(part.name, "batch", "a batch, such as v.batch._replace(x=…)", given)
     return given
+
+
+def beside(part: Part, given: Any) -> Tensor | None:
+    if given is not None and not torch.is_tensor(given):
+        raise refuse(part.name, "beside", "samples as a tensor, or None", given)
+    return given
+
+
+def tapped(part: Part, given: Any) -> tuple[Tensor, Any]:
+    """The value at a point, and a note or None."""
+    value, note = two(part, "tap", given, "the value at the point", "a note") if isinstance(given, tuple) else (given, None)
+    if not torch.is_tensor(value):
+        raise refuse(part.name, "tap", "the value at the point as a tensor, or that and a note", value)
+    return value, note
+
+
+def target(part: Part, given: Any, samples: int) -> Tensor:
+    """What the loss compares with."""
+    if not torch.is_tensor(given) or given.dim() < 1 or len(given) != samples:
+        raise refuse(part.name, "relabel", f"the targets of the batch's {samples} samples as a tensor", given)
+    return given
+
+
+def term(part: Part, hook: str, given: Any, a_float: bool = True) -> Any:
+    """A number, such as a term of the loss. Anything else would fail later, far from the part that gave it."""
+    if (a_float and isinstance(given, (int, float))) or (isinstance(given, Tensor) and given.ndim == 0):
+        return given
+    raise refuse(part.name, hook, "one number: a tensor without dimensions" + (", or a float" if a_float else ""), given)
 
 
 def module(part: Part, given: Any) -> nn.Module:
