@@ -113,6 +113,24 @@ WRONG = {
         r"'plan' of part 'mine' must return draws by their names, as a dictionary.*Got a tensor of shape \(6,\)"),
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
+    "samples without their targets": ({"batch": lambda self, v: v.batch._replace(x=v.batch.x[:3])},
+        r"'batch' of part 'mine' must return as many samples as targets. Got 3 samples \(x\) and 8 targets instead"),
+    "a batch of nothing": ({"batch": lambda self, v: v.batch._replace(x=None)},
+        r"'batch' of part 'mine' must return a batch with tensors for x and target. Got NoneType in it"),
+    # the first client's forms are those of the memory that others are loaded into
+    "scratch of another shape on every client": ({"init_scratch": lambda self, c: {"of": torch.zeros(c.size)}},
+        r"'init_scratch' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(17,\), not"),
+    "scratch of another name on every client": ({"init_scratch": lambda self, c: {f"of{c.id}": ONE}},
+        r"tensors of the same names and shapes on every client: 'of0' is missing; 'of1' is none of them"),
+    "draws of another shape on every client": ({"plan": lambda self, key, spec, sizes: {"of": torch.zeros(len(sizes), len(sizes))}},
+        r"'plan' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(4,\), not \(6,\)"),
+    "parameters of another type to start from":
+        ({"receive": lambda self, c: ({k: w.double() for k, w in c.received["params"].items()}, {})},
+        r"'receive' of part 'mine' must return every parameter .*: 'stage1.0.weight' is of the type torch.float64, not torch.float32"),
+    # the average of such statistics was float64 too, in a model whose checkpoints could not be read
+    "a model released in another type":
+        ({"release": lambda self, c, uploads, model: (uploads, tree.map(lambda t: t.double(), model))},
+        r"'release' of part 'mine' must return the whole model .*'params/stage1.0.weight' is of the type torch.float64, not torch.float32"),
     "no value at a point": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: None},
         r"'tap' of part 'mine' must return the value at the point as a tensor, or that and a note. Got NoneType instead. Is a return"),
     "a value and too much": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: (x, 1, 2)},
@@ -235,3 +253,14 @@ def test_a_part_that_tracks_nothing():
     fed, plain = tiny_federation([part_with(track=lambda self, v: {})]), tiny_federation()
     fed.round(), plain.round()
     assert not differences(fed, plain)
+
+
+def test_scratch_of_both_hooks_that_make_it():
+    """What `receive` returned was lost where there was an `init_scratch` too."""
+    fed = tiny_federation([part_with(receive=lambda self, c: (c.received["params"], {"r": ONE}),
+                                     init_scratch=lambda self, c: {"i": 2 * ONE},
+                                     finish=lambda self, c: (c.kept, {"a": torch.stack([c.scratch["r"], c.scratch["i"]])}),
+                                     init_server=lambda self, spec: {"seen": torch.zeros(2)},
+                                     server=lambda self, s: (s.shared, {"seen": s.reduced["a"].mean(0)}))])
+    fed.round()
+    assert fed.server["mine"]["seen"].tolist() == [1, 2]

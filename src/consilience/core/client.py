@@ -168,7 +168,8 @@ class LocalWork:
             params, scratch[part.name] = start(part, part.receive(view), received["params"])
             received = {**received, "params": params}
         for part in fed.method.using("init_scratch"):
-            scratch[part.name] = tensors(part, "init_scratch", part.init_scratch(self._view(part, "init_scratch", received)))
+            own = tensors(part, "init_scratch", part.init_scratch(self._view(part, "init_scratch", received)))
+            scratch[part.name] = {**scratch.get(part.name, {}), **own}             # beside what its `receive` made
         homes = self.state.tensors
         slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,

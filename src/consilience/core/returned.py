@@ -45,32 +45,28 @@ def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
     return given
 
 
-def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str) -> None:
-    """Refuse tensors that are not those wanted, by their names and shapes; `whose` says which these are."""
+def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False) -> None:
+    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are."""
     if not isinstance(given, dict):
         raise refuse(part, hook, whose, given)
-    shapes, expected = ({path: getattr(t, "shape", None) for path, t in tree.paths(of)} for of in (given, wanted))
-    if shapes == expected:
-        return
-    wrong = [f"{path!r} is missing" for path in expected if path not in shapes]
-    for path, shape in shapes.items():
+    found, expected = dict(tree.paths(given)), dict(tree.paths(wanted))
+    wrong = [f"{path!r} is missing" for path in expected if path not in found]
+    for path, t in found.items():
         if path not in expected:
             wrong.append(f"{path!r} is none of them")
-        elif shape is None:
+        elif not torch.is_tensor(t):
             wrong.append(f"{path!r} is no tensor")
-        elif shape != expected[path]:
-            wrong.append(f"{path!r} has the shape {tuple(shape)}, not {tuple(expected[path] or ())}")
-    raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
+        elif t.shape != expected[path].shape:
+            wrong.append(f"{path!r} has the shape {tuple(t.shape)}, not {tuple(expected[path].shape)}")
+        elif types and t.dtype != expected[path].dtype:
+            wrong.append(f"{path!r} is of the type {t.dtype}, not {expected[path].dtype}")
+    if wrong:
+        raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
 
 
 def check_state(part: Part, hook: str, given: Tree, declared: Tree, home: str) -> None:
     """Refuse state that is not as its `init_` hook declared it. Its type counts too: a checkpoint is read as what was declared."""
-    whose = f"the tensors that 'init_{home}' declares"
-    check_form(part.name, hook, given, declared, whose)
-    types = dict(tree.paths(declared))
-    wrong = [f"{path!r} is of the type {t.dtype}, not {types[path].dtype}" for path, t in tree.paths(given) if t.dtype != types[path].dtype]
-    if wrong:
-        raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return {whose}: {_first(wrong)}.")
+    check_form(part.name, hook, given, declared, f"the tensors that 'init_{home}' declares", types=True)
 
 
 def _first(wrong: list[str]) -> str:
@@ -140,22 +136,22 @@ def chosen(part: Part, given: Any, there: Set[int], size: int) -> list[int]:
 def start(part: Part, given: Any, received: Flat) -> tuple[Flat, Tree]:
     """Parameters that training starts from, and scratch."""
     params, scratch = two(part, "receive", given, "the parameters to start from", "its scratch ({} for none)")
-    check_form(part.name, "receive", params, received, "every parameter that it received")
+    check_form(part.name, "receive", params, received, "every parameter that it received", types=True)
     return params, tensors(part, "receive", scratch, "scratch tensors")
 
 
 def served(part: Part, given: Any, received: Model) -> tuple[Model, bool]:
     """A client's own model, and whether taps act in it."""
     model, taps = two(part, "personalise", given, 'a model ({"params": …, "buffers": …})', "whether taps act in it")
-    check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})')
+    check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})', types=True)
     return model, bool(taps)
 
 
 def released(part: Part, given: Any, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]:
     """What leaves a client: as much as was about to, with other values."""
     sent, moved = two(part, "release", given, "the uploads", "the model, changed or not")
-    check_form(part.name, "release", sent, uploads, "the uploads of all parts that it was given")
-    check_form(part.name, "release", moved, dict(model), 'the whole model that it was given ({"params": …, "buffers": …})')
+    check_form(part.name, "release", sent, uploads, "the uploads of all parts that it was given", types=True)
+    check_form(part.name, "release", moved, dict(model), 'the whole model that it was given ({"params": …, "buffers": …})', types=True)
     return sent, moved
 
 
@@ -209,6 +205,12 @@ def gradient(part: Part, given: Any, params: Flat, asked: bool) -> tuple[Flat, T
 def batch(part: Part, given: Any) -> Batch:
     if not isinstance(given, Batch):
         raise refuse(part.name, "batch", "a batch, such as v.batch._replace(x=…)", given)
+    for tensor in (given.x, given.target):
+        if not torch.is_tensor(tensor):
+            raise refuse(part.name, "batch", "a batch with tensors for x and target", tensor, " in it")
+    if len(given.x) != len(given.target):
+        raise ConfigError(f"The hook 'batch' of part {part.name!r} must return as many samples as targets. Got {len(given.x)} samples (x) "
+                          f"and {len(given.target)} targets instead.")
     return given
 
 
