@@ -207,7 +207,7 @@ class Federation:
 
     def shares(self, ids: list[int]) -> Tensor:
         """Each client's weight in the average, by the run's policy."""
-        sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
+        sizes = self.samples.rows.sizes_of(ids) if self.policy.weights == "samples" else [1] * len(ids)
         total = sum(sizes)
         return cast(Tensor, tree.to(torch.tensor([n / total for n in sizes]), self.device))
 
@@ -308,7 +308,7 @@ class Federation:
 
     def _able(self, ids: Sequence[int]) -> list[int]:
         """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""
-        sizes = [self.samples.size_of(i) for i in ids]
+        sizes = self.samples.rows.sizes_of(ids)
         steps = {n: self.samples.steps_for(n, self.phases) for n in {*sizes}}
         return [i for i, n in zip(ids, sizes) if steps[n]]
 
