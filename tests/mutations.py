@@ -157,8 +157,11 @@ MUTATIONS = (
     Mutation("policies in conflict are accepted", "core/method.py", "if len(values) > 1:", "if False:",
              f"{RULES}::test_parts_that_prefer_different_policies_are_refused"),
     Mutation("undeclared state is accepted", "core/federation.py",
-             "if {p: t.shape for p, t in now.items()} != {p: t.shape for p, t in old.items()}:", "if False:",
+             "returned.check_state(part, hook, new, declared.get(part.name, {}), home)", "pass",
              f"{RULES}::test_state_and_uploads_must_be_declared"),
+    Mutation("state may change its type, and its checkpoints cannot be read", "core/returned.py",
+             "elif types and t.dtype != expected[path].dtype:", "elif False:",
+             "core/test_returned.py::test_a_wrong_form_is_refused_and_nothing_of_the_round_stays"),
     Mutation("a refusal is lost", "parts/ntd.py", '{"soft labels": "needs the one true class of every sample"}', "{}",
              f"{PAIRS}::test_refusals_are_the_known_ones_and_say_why"),
     # in a step, not

@@ -208,7 +208,7 @@ def check_trains(part: Part, plain: Federation | None = None) -> None:
         x = fed.samples.x[:4]
         assert fed.look(number, fed.client(number), model, x, False, taps).logits.isfinite().all()
     try:
-        fed.train_plainly(0, fed.received(fed.client(0)), 1)
+        fed.train_plainly(0, fed.client(0), fed.received(fed.client(0)), 1)
     except Exception as error:
         raise AssertionError(f"{part.name}: plain training (c.train), which partners such as mr and babu ask for, fails with "
                              f"{type(error).__name__}: {error}. Of the hooks of a step, `batch` and `main_loss` alone act there; "

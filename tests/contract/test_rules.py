@@ -328,7 +328,7 @@ class Undeclared(Part):
 
 
 def test_state_and_uploads_must_be_declared() -> None:
-    with pytest.raises(ConfigError, match="init_shared does not declare"):
+    with pytest.raises(ConfigError, match="'init_shared' declares: 'surprise' is none of them"):
         run_tiny([Smuggler()], rounds=1)
     with pytest.raises(ConfigError, match="declares no reduction"):
         run_tiny([Undeclared()], rounds=1)

@@ -73,10 +73,10 @@ def test_velocity_between_rounds_by_hand(state: str, after: float) -> None:
     assert bool(held) == (state == "kept")
 
 
-def plainly(self: Program, part: Any, view: Any, objective: Any) -> None:
+def plainly(self: Program, part: Any, hook: str, view: Any) -> None:
     """An own step without momentum, written out."""
     own = [p for k, p in view.params.items() if k.startswith(part.name + ".")] + tree.leaves(view.personal)
-    loss = objective(view)
+    loss = getattr(part, hook)(view)
     if torch.is_tensor(loss):
         grads = torch.autograd.grad(loss, own, materialize_grads=True)
         with torch.no_grad():

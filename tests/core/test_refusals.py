@@ -139,7 +139,7 @@ def test_state_that_was_not_declared():
         def server(self, s):
             return {"surprise": s.reduced["x"]}, {}
     fed = tiny_federation([Undeclared()])
-    with pytest.raises(ConfigError, match=r"'undeclared': a server hook returned shared state that init_shared does not declare.*surprise"):
+    with pytest.raises(ConfigError, match=r"'server' of part 'undeclared' must return .* 'init_shared' declares: 'surprise' is none"):
         fed.round()
     assert fed.round_number == 0
 
@@ -154,7 +154,7 @@ def test_server_state_of_another_shape():
 
         def aggregate(self, s, change):
             return change, {"v": torch.zeros(3)}
-    with pytest.raises(ConfigError, match="'grows': a server hook returned server state"):
+    with pytest.raises(ConfigError, match=r"'aggregate' of part 'grows' .* 'init_server' declares: 'v' has the shape \(3,\), not \(2,\)"):
         tiny_federation([Grows()]).round()
 
 

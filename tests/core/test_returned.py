@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from core_parts import Plain, federation, seeded
 
 from consilience import tree
-from consilience.core.part import Part
+from consilience.core.part import Part, Phase
 from consilience.errors import ConfigError, NonFiniteError
-from consilience.testing import tiny_federation
+from consilience.testing import differences, tiny_federation
 
 
 def part_with(**hooks: Any) -> Part:
@@ -103,7 +104,7 @@ WRONG = {
     "an account as a word": ({"account": lambda self, s, releases: ("much", s.server)},
         r"'account' of part 'mine' must return an entry of the round's record, as a dictionary .*Got str instead"),
     "server state that nobody declared": ({"account": lambda self, s, releases: ({}, {"x": ONE})},
-        r"Part 'mine': a server hook returned server state that init_server does not declare"),
+        r"'account' of part 'mine' must return the tensors that 'init_server' declares: 'x' is none of them\."),
     "a plan for another number of steps": ({"plan": lambda self, key, spec, sizes: {"a": torch.zeros(1, 2)}},
         r"'plan' of part 'mine' must return a row of draws for each of the 6 steps in 'a'. Got a tensor of shape \(1, 2\)"),
     "a plan of one number": ({"plan": lambda self, key, spec, sizes: {"a": ONE}},
@@ -112,6 +113,50 @@ WRONG = {
         r"'plan' of part 'mine' must return draws by their names, as a dictionary.*Got a tensor of shape \(6,\)"),
     "a gradient of some": ({"grad": lambda self, v, g: pieces_of(g)},
         r"'grad' of part 'mine' must return a gradient for every parameter that it was given: 'stage1.0.weight' is missing"),
+    "samples without their targets": ({"batch": lambda self, v: v.batch._replace(x=v.batch.x[:3])},
+        r"'batch' of part 'mine' must return as many samples as targets. Got 3 samples \(x\) and 8 targets instead"),
+    "a batch of nothing": ({"batch": lambda self, v: v.batch._replace(x=None)},
+        r"'batch' of part 'mine' must return a batch with tensors for x and target. Got NoneType in it"),
+    # the first client's forms are those of the memory that others are loaded into
+    "scratch of another shape on every client": ({"init_scratch": lambda self, c: {"of": torch.zeros(c.size)}},
+        r"'init_scratch' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(17,\), not"),
+    "scratch of another name on every client": ({"init_scratch": lambda self, c: {f"of{c.id}": ONE}},
+        r"tensors of the same names and shapes on every client: 'of0' is missing; 'of1' is none of them"),
+    "draws of another shape on every client": ({"plan": lambda self, key, spec, sizes: {"of": torch.zeros(len(sizes), len(sizes))}},
+        r"'plan' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(4,\), not \(6,\)"),
+    "parameters of another type to start from":
+        ({"receive": lambda self, c: ({k: w.double() for k, w in c.received["params"].items()}, {})},
+        r"'receive' of part 'mine' must return every parameter .*: 'stage1.0.weight' is of the type torch.float64, not torch.float32"),
+    # the average of such statistics was float64 too, in a model whose checkpoints could not be read
+    "a model released in another type":
+        ({"release": lambda self, c, uploads, model: (uploads, tree.map(lambda t: t.double(), model))},
+        r"'release' of part 'mine' must return the whole model .*'params/stage1.0.weight' is of the type torch.float64, not torch.float32"),
+    "no value at a point": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: None},
+        r"'tap' of part 'mine' must return the value at the point as a tensor, or that and a note. Got NoneType instead. Is a return"),
+    "a value and too much": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: (x, 1, 2)},
+        r"'tap' of part 'mine' must return two things, the value at .* and a note. Got 3 things"),
+    "no targets": ({"relabel": lambda self, v: None},                           # it was trained as if there were no such hook
+        r"'relabel' of part 'mine' must return the targets of the batch's 8 samples as a tensor. Got NoneType"),
+    "targets of some": ({"relabel": lambda self, v: v.batch.target[:3]},
+        r"must return the targets of the batch's 8 samples as a tensor. Got a tensor of shape \(3,\)"),
+    "a number for the task": ({"main_loss": lambda self, v: 1.0},
+        r"'main_loss' of part 'mine' must return one number: a tensor without dimensions. Got float"),
+    "a loss of nothing": ({"main_loss": lambda self, v: v.trace.logits.detach().mean()},
+        r"The loss of a step, of mine, depends on nothing that the phase 'main' trains: on no parameter, or on values detached"),
+    "no loss before the pass": ({"before": lambda self, v: None},               # for a float no step is made, and for nothing none was
+        r"'before' of part 'mine' must return one number: a tensor without dimensions, or a float. Got NoneType .* Is a return"),
+    "a loss for nothing to step": ({"adversary": lambda self, v: v.trace.logits.mean()},
+        r"'adversary' of part 'mine' returns a loss, and the part has nothing .* attach a module in 'build', or .* 'init_personal'"),
+    # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
+    "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
+                                    "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
+        r"'finish' of part 'mine' must return .* 'init_kept' declares: 'k' is of the type torch.float64, not torch.float32\."),
+    "server state of another type": ({"init_server": lambda self, spec: {"n": torch.tensor(0)},
+                                      "aggregate": lambda self, s, change: (change, {"n": s.server["n"] + 0.5})},
+        r"'aggregate' of part 'mine' must return .* 'init_server' declares: 'n' is of the type torch.float32, not torch.int64"),
+    "shared state of another type": ({"init_shared": lambda self, spec: {"c": ONE}, "finish": lambda self, c: (c.kept, {"a": ONE.double()}),
+                                      "server": lambda self, s: ({"c": s.reduced["a"].sum()}, s.server)},
+        r"'server' of part 'mine' must return .* 'init_shared' declares: 'c' is of the type torch.float64, not torch.float32"),
 }
 
 
@@ -141,6 +186,27 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),
     ({"phases": lambda self, phases, spec: [replace(p, keys=("nope",)) for p in phases]},
      r"names 'nope' in the phase 'main', which is no parameter of the model. Its parameters: stage1.0.weight"),
+    # without a return no parameter travelled, and clients trained alone without a word
+    ({"share": lambda self, key, spec: None}, r"'share' of part 'mine' must return True or False. Got NoneType instead. Is a return"),
+    ({"require": lambda self, spec: 3}, r"'require' of part 'mine' must return the reason to refuse .* in words, or None. Got int"),
+    ({"points": lambda self, layout: "head"}, r"'points' of part 'mine' must return names of modules, as a tuple. Got str"),
+    ({"points": lambda self, layout: (1,)}, r"'points' of part 'mine' must return names of modules, as a tuple of words. Got int in it"),
+    ({"plain_keys": lambda self, keys, spec: ("nope",)}, r"'plain_keys' of part 'mine' names 'nope', which is no parameter of the model"),
+    # keys, hooks, draws and optimisers are found by a phase's name: of two that share one, the last decided for both
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=phases[0].keys[:2]), *phases]},
+     r"'phases' of part 'mine' returns a phase 'main', a name that is there more than once. Give every phase a name of its own"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], name="plain")]}, r"a phase 'plain', a name that stands for something else"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], name="apart")]}, r"a phase 'apart', a name that stands for something else"),
+    # of a model that nobody has, the model that travels was trained, without the parts
+    ({"phases": lambda self, phases, spec: [replace(phases[0], model="modle")]},
+     r"names the model 'modle' in the phase 'main', which is none: 'model' is the one that travels"),
+    ({"phases": lambda self, phases, spec: [*phases, Phase("own", phases[0].keys, model="mine")]},
+     r"names the model 'mine' in the phase 'own', which is none: .* whose 'init_personal' declares it"),
+    # path lengths, of which SCAFFOLD's divisor is one, would count such a parameter's steps twice
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=(*phases[0].keys, "head.bias"))]},
+     r"names 'head.bias' in the phase 'main' more than once"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], epochs=1.5)]}, r"names 1.5 epochs in .* a whole number from 0 up, or None"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], epochs=-1)]}, r"names -1 epochs in the phase 'main': it must be"),
 ])
 def test_a_wrong_form_is_refused_when_the_federation_is_made(hooks, said):
     with pytest.raises(ConfigError, match=said):
@@ -168,3 +234,33 @@ def test_weights_that_are_not_finite_are_not_blamed_on_the_learning_rate():
     fed = tiny_federation([part_with(weights=lambda self, s, p: p * 0 / (p * 0).sum())])
     with pytest.raises(NonFiniteError, match=r"weights in the average are not finite \(nan, nan, nan\), as the hook 'weights' of mine"):
         fed.round()
+
+
+def test_a_round_without_a_word_on_the_exchange():
+    """Without a return, models never travelled."""
+    with pytest.raises(ConfigError, match=r"'exchange' of part 'mine' must return True or False. Got NoneType instead. Is a return"):
+        tiny_federation([part_with(exchange=lambda self, round_number: None)]).round()
+
+
+def test_samples_beside_the_batch_are_a_tensor():
+    fed = federation(seeded(Plain), part_with(beside=lambda self, v: [v.batch.x]))
+    with pytest.raises(ConfigError, match=r"'beside' of part 'mine' must return samples as a tensor, or None. Got list instead"):
+        fed.round()
+
+
+def test_a_part_that_tracks_nothing():
+    """As with a setting that leaves it nothing to track; it ended in a KeyError."""
+    fed, plain = tiny_federation([part_with(track=lambda self, v: {})]), tiny_federation()
+    fed.round(), plain.round()
+    assert not differences(fed, plain)
+
+
+def test_scratch_of_both_hooks_that_make_it():
+    """What `receive` returned was lost where there was an `init_scratch` too."""
+    fed = tiny_federation([part_with(receive=lambda self, c: (c.received["params"], {"r": ONE}),
+                                     init_scratch=lambda self, c: {"i": 2 * ONE},
+                                     finish=lambda self, c: (c.kept, {"a": torch.stack([c.scratch["r"], c.scratch["i"]])}),
+                                     init_server=lambda self, spec: {"seen": torch.zeros(2)},
+                                     server=lambda self, s: (s.shared, {"seen": s.reduced["a"].mean(0)}))])
+    fed.round()
+    assert fed.server["mine"]["seen"].tolist() == [1, 2]

@@ -106,6 +106,8 @@ def test_holding_back_splits_a_clients_samples(size, share, seed):
     assert len(rows.reserved) == int(size * share)
     assert len(rows.train) == each.size_of(1) == each.left(size)
     assert each.different_sizes == [each.left(n) for n in sorted({7, size})]
+    assert each.sizes_of([1, 0, 1]) == [each.size_of(i) for i in (1, 0, 1)]
+    assert each.sizes_of([]) == []
     assert sorted([*rows.train.tolist(), *rows.reserved.tolist()]) == list(range(7, size + 7))
     assert rows.train.tolist() == sorted(rows.train.tolist())
 

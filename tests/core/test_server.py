@@ -46,6 +46,13 @@ def test_undeclared_reduction():
         reduce_uploads(Uploads(), [{"z": torch.zeros(1)}], torch.ones(1))
 
 
+@pytest.mark.parametrize(("upload", "how"), [({"w": torch.tensor([3])}, "weighted"), ({"m": {"in": torch.tensor(True)}}, "mean")])
+def test_whole_numbers_have_no_average(upload, how):
+    """Weights of 0.25 and 0.75 are 0 as whole numbers, and so the weighted average of 3 and 3 was 0."""
+    with pytest.raises(ConfigError, match=rf"'uploads' uploads .* as whole numbers .*, of which {how!r} makes no average. .*\.float\(\)"):
+        reduce_uploads(Uploads(), [upload, upload], torch.tensor([0.25, 0.75]))
+
+
 @pytest.mark.parametrize("other", [{}, {"s": torch.ones(2), "m": torch.ones(2)}, {"s": {"inner": torch.ones(2)}}])
 @pytest.mark.parametrize("turned", [False, True])
 def test_clients_upload_the_same_things(other, turned):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -150,3 +150,33 @@ def test_what_a_part_freezes_when_the_model_is_built_does_not_train():
     assert "head.1.weight" not in fed.moving
     assert "head.0.weight" in fed.moving
     assert {k for k in state_of(fed) if k.startswith("model/params")} == {f"model/params/{k}" for k in start}
+
+
+@dataclass(frozen=True)
+class Awake(Part):
+    """Its loss is that of the task times a number that the client keeps: 0 before its first round, 1 after it."""
+
+    name = "awake"
+
+    def init_kept(self, spec: Any) -> Any:
+        return {"on": torch.zeros(())}
+
+    def main_loss(self, v: Any) -> Any:
+        return v.kept["on"] * v.task_loss(v.trace.logits, v.batch.target)
+
+    def finish(self, c: Any) -> Any:
+        return {"on": torch.ones(())}, {}
+
+    def personalise(self, c: Any) -> Any:
+        return c.train(c.received), False
+
+
+def test_plain_training_is_of_the_state_that_a_view_shows():
+    """A measure looks at clients as they will be after the next round, of which the federation knows nothing: there c.kept was the new
+    state, and c.train trained with the old one. Of a loss times 0 nothing moves."""
+    fed = tiny_federation([Awake()], weight_decay=0.0)
+    old, model = fed.client(0), fed.received(fed.client(0))
+    new = replace(old, tensors={**old.tensors, "kept": {"awake": {"on": torch.ones(())}}})
+    trained = {which: fed.served(0, state, model)[0]["params"]["head.weight"] for which, state in (("old", old), ("new", new))}
+    assert torch.equal(trained["old"], model["params"]["head.weight"])
+    assert not torch.equal(trained["new"], model["params"]["head.weight"])

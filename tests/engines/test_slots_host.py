@@ -370,7 +370,7 @@ def test_work_for_one_client_does_not_cost_the_others_their_slots(seen: SimpleNa
     assert filled > 2
     short_of_memory(monkeypatch, filled, torch.cuda.OutOfMemoryError("CUDA out of memory."))
     for f in (fed, twin):
-        f.train_plainly(0, f.model, 1)
+        f.train_plainly(0, f.client(0), f.model, 1)
     assert engine.most == 8
     assert [len(own) for other, own in engine.lanes.items() if other != kind] == [1]
     assert not engine.lanes.get(kind)
@@ -386,7 +386,7 @@ def test_what_happens_in_every_round_is_noted_once(seen: SimpleNamespace, monkey
     fed = tiny_federation(engine=Slots.of(1))
     for _ in range(3):
         fed.round()
-        fed.train_plainly(0, fed.model, 1)
+        fed.train_plainly(0, fed.client(0), fed.model, 1)
     assert fed.engine.notes == ["the GPU's memory did not suffice for the slots of two kinds of work"]
 
 

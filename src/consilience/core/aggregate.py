@@ -35,7 +35,7 @@ def new_model(fed: Federation, ids: list[int], models: list[Flat], all_buffers: 
         new, server = returned.two(part, "aggregate", part.aggregate(serve(part, "aggregate"), change), "the change", "its server state")
         returned.check_form(part.name, "aggregate", new, change, "a change for every parameter of the one it was given")
         change = new
-        fed.keep("server", part, returned.tensors(part, "aggregate", server, "server tensors"))
+        fed.keep("server", part, "aggregate", returned.tensors(part, "aggregate", server, "server tensors"))
     buffers = {k: b for k, b in fed.model["buffers"].items() if k in fed.spec.shared}
     floats = {k: b for k, b in buffers.items() if b.is_floating_point()}
     moved = weighted_change(floats, all_buffers, fed.shares(ids))      # statistics are averaged by the run's policy

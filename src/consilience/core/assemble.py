@@ -43,7 +43,7 @@ def _travels(key: str, spec: Spec, method: Method) -> bool:
         return False
     if policy == "local" and key in spec.norm:
         return False
-    return all(p.share(key, spec) for p in method.using("share"))
+    return all(returned.decision(p, "share", p.share(key, spec)) for p in method.using("share"))
 
 
 def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, population: Population, device: torch.device,
@@ -78,23 +78,24 @@ def assemble(module: nn.Module, layout: Layout, method: Method, policy: Policy, 
             torch.default_generator.manual_seed(rng.seed_torch(rng.key(policy.seed, "build", part.name)))
             module = returned.module(part, part.build(module, spec)).to(device)
     frozen |= {k for k, p in module.named_parameters() if not p.requires_grad}      # or a part did so, as with a fixed classifier
-    points = sorted({layout.features, *(q for p in method.using("points") for q in p.points(layout))})
+    listening = [returned.names(p, "points", p.points(layout), "names of modules") for p in method.using("points")]
+    points = sorted({layout.features, *(q for own in listening for q in own)})
     network, spec = _describe(module, points, spec, x, any(p.second_order for p in method.parts))
     keys = (*spec.model["params"], *spec.model["buffers"])
     spec = replace(spec, shared=frozenset(k for k in keys if _travels(k, spec, method)))
     main = tuple(k for k in spec.model["params"] if not method.trained_apart(k) and k not in frozen)
     phases = [Phase("main", main)]
     for part in method.using("phases"):
-        phases = returned.phases(part, part.phases(phases, spec), spec.model["params"])
+        phases = returned.phases(part, part.phases(list(phases), spec), spec.model["params"], phases)
     trained = {k for p in phases if p.model == "model" for k in p.keys}
     spec = replace(spec, trained=tuple(k for k in main if k in trained & spec.shared))
     for part in method.using("require"):
-        reason = part.require(spec)
+        reason = returned.reason(part, part.require(spec))
         if reason:
             raise ConfigError(f"{part.name} {reason}")
     plainly = main
     for part in method.using("plain_keys"):
-        plainly = part.plain_keys(plainly, spec)
+        plainly = returned.plain_keys(part, part.plain_keys(plainly, spec), spec.model["params"])
     plain = Phase("plain", plainly, model="plain", epochs=1)
     apart_in_passes = bool(method.using("beside")) and network.keeps_samples_apart(spec.model, x)
     program = Program(network, method, [*phases, plain], spec, population.task, population.transform, apart_in_passes)

@@ -15,7 +15,7 @@ from ..tree import Tree
 from .network import Trace
 from .part import Model, Part, Phase
 from .recall import answers
-from .returned import check_form, released, start, tensors, two
+from .returned import check_state, released, start, tensors, two
 from .samples import Schedule, steps_in
 from .slot import Slot
 
@@ -131,11 +131,11 @@ class ClientView:
         """The model after plain local training: the task alone, no added terms. It ends after `steps` where they are given, and has
         `pace` times the run's learning rate.
         """
-        return self._fed.train_plainly(self.id, model, epochs, steps=steps, pace=pace)[0]
+        return self._fed.train_plainly(self.id, self._state, model, epochs, steps=steps, pace=pace)[0]
 
     def train_watching(self, model: Model, point: str, epochs: int = 1) -> Tensor:
         """Plain local training; the mean over the batch at a point, as each step's forward pass showed it."""
-        return self._fed.train_plainly(self.id, model, epochs, point)[1]
+        return self._fed.train_plainly(self.id, self._state, model, epochs, point)[1]
 
 
 class LocalWork:
@@ -168,7 +168,8 @@ class LocalWork:
             params, scratch[part.name] = start(part, part.receive(view), received["params"])
             received = {**received, "params": params}
         for part in fed.method.using("init_scratch"):
-            scratch[part.name] = tensors(part, "init_scratch", part.init_scratch(self._view(part, "init_scratch", received)))
+            own = tensors(part, "init_scratch", part.init_scratch(self._view(part, "init_scratch", received)))
+            scratch[part.name] = {**scratch.get(part.name, {}), **own}             # beside what its `receive` made
         homes = self.state.tensors
         slot.load(model=received, received=received, previous=homes["previous"], shared=fed.shared, kept=homes["kept"],
                   personal=homes["personal"], scratch=scratch, optimiser=homes["optimiser"] or fed.still,
@@ -191,7 +192,7 @@ class LocalWork:
             new, upload = two(part, "finish", part.finish(view), "what it keeps (c.kept)", "what it uploads ({} for nothing)")
             uploads[part.name] = tensors(part, "finish", upload, "uploads")
             if new:
-                check_form(part.name, "finish", new, kept.get(part.name, {}), "the tensors that 'init_kept' declares")
+                check_state(part, "finish", new, kept.get(part.name, {}), "kept")
                 kept[part.name] = new
         model: Model = slot.model
         if fed.method.using("release"):
@@ -238,15 +239,15 @@ class PlainWork:
     Hooks that define the task act here too, and find their scratch as it is at the beginning of a round.
     """
 
-    def __init__(self, fed: Federation, number: int, model: Model, epochs: int, watch: str, steps: int | None, pace: float) -> None:
-        self.fed, self.number, self.model, self.watch, self.pace = fed, number, model, watch, pace
+    def __init__(self, fed: Federation, number: int, state: ClientState, model: Model, epochs: int, watch: str, steps: int | None,
+                 pace: float) -> None:
+        self.fed, self.number, self.state, self.model, self.watch, self.pace = fed, number, state, model, watch, pace
         self.kind = f"plain{epochs}{watch}" if steps is None else f"plain{epochs}{watch}:{steps}"
         self.schedule = [(phase, sizes[:steps]) for phase, sizes in fed.samples.schedule(number, [replace(fed.plain_phase, epochs=epochs)])]
         self.index = fed.samples.order(number, fed.round_number, self.schedule)
 
     def load(self, slot: Slot) -> None:
-        fed = self.fed
-        state = fed.client(self.number)
+        fed, state = self.fed, self.state
         homes, numbers = state.tensors, fed.scalars(self.number, state, self.kind)
         hooks = fed.program.hooks[fed.plain_phase.name]
         acting = [*hooks["batch"], *hooks["main_loss"]]

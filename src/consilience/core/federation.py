@@ -166,14 +166,14 @@ class Federation:
         return {p.name: returned.tensors(p, "init_scratch", p.init_scratch(view(p)))
                 for p in self.method.using("init_scratch") if p in parts}
 
-    def train_plainly(self, number: int, model: Model, epochs: int, watch: str = "", steps: int | None = None,
+    def train_plainly(self, number: int, state: ClientState, model: Model, epochs: int, watch: str = "", steps: int | None = None,
                       pace: float = 1.0) -> tuple[Model, Tensor]:
-        """The model after `epochs`, or their first `steps`, of the task alone, at `pace` times the run's learning rate; and the batch
-        means at the point watched, one row per step.
+        """The model after `epochs`, or their first `steps`, of the task alone, at `pace` times the run's learning rate, on a client with
+        this state; and the batch means at the point watched, one row per step.
 
         Where the client cannot make a batch the model comes back unchanged.
         """
-        work = PlainWork(self, number, model, epochs, watch, steps, pace)
+        work = PlainWork(self, number, state, model, epochs, watch, steps, pace)
         if not work.schedule:
             return tree.clone(model), torch.zeros(0, device=self.device)
         with torch.enable_grad():
@@ -207,7 +207,7 @@ class Federation:
 
     def shares(self, ids: list[int]) -> Tensor:
         """Each client's weight in the average, by the run's policy."""
-        sizes = [self.samples.size_of(i) if self.policy.weights == "samples" else 1 for i in ids]
+        sizes = self.samples.rows.sizes_of(ids) if self.policy.weights == "samples" else [1] * len(ids)
         total = sum(sizes)
         return cast(Tensor, tree.to(torch.tensor([n / total for n in sizes]), self.device))
 
@@ -223,13 +223,11 @@ class Federation:
         return {p.name: returned.tensors(p, "deliver", p.deliver(self.serve(p, "deliver", [number]), number))
                 for p in self.method.using("deliver")}
 
-    def keep(self, home: str, part: Part, new: Tree) -> None:
+    def keep(self, home: str, part: Part, hook: str, new: Tree) -> None:
         """Keep what a server hook returned; it must be what the part declared."""
         declared: Tree = getattr(self, home)
         old, now = dict(tree.paths(declared.get(part.name, {}))), dict(tree.paths(new))
-        if {p: t.shape for p, t in now.items()} != {p: t.shape for p, t in old.items()}:
-            raise ConfigError(f"Part {part.name!r}: a server hook returned {home} state that init_{home} does not declare: "
-                              f"{sorted(now)} in place of {sorted(old)}, or other shapes.")
+        returned.check_state(part, hook, new, declared.get(part.name, {}), home)
         if now:
             setattr(self, home, {**declared, part.name: new})
         if home == "shared":
@@ -246,8 +244,8 @@ class Federation:
         if self.method.has(part, "server"):
             view = self.serve(part, stage, ids, reduced=reduced, models=models)
             shared, server = returned.two(part, "server", part.server(view), "its shared state (s.shared)", "its server state (s.server)")
-            self.keep("shared", part, returned.tensors(part, "server", shared, "shared tensors"))
-            self.keep("server", part, returned.tensors(part, "server", server, "server tensors"))
+            self.keep("shared", part, "server", returned.tensors(part, "server", shared, "shared tensors"))
+            self.keep("server", part, "server", returned.tensors(part, "server", server, "server tensors"))
         return reduced
 
     def ask_clients(self, stage: str, ids: list[int], report: RoundReport, silent: frozenset[int] = frozenset()) -> None:
@@ -310,7 +308,7 @@ class Federation:
 
     def _able(self, ids: Sequence[int]) -> list[int]:
         """Those that have samples enough for a step; the run's own draw leaves the others idle. Found once for each size."""
-        sizes = [self.samples.size_of(i) for i in ids]
+        sizes = self.samples.rows.sizes_of(ids)
         steps = {n: self.samples.steps_for(n, self.phases) for n in {*sizes}}
         return [i for i, n in zip(ids, sizes) if steps[n]]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import ConfigError, RefusedCombination, did_you_mean
+from . import returned
 from .part import EXCLUSIVE, HOOKS, OWN_STEPS, STEP_HOOKS, TASK_HOOKS, Part, Phase
 from .policy import Policy
 
@@ -77,7 +78,7 @@ class Method:
 
     def exchanges(self, round_number: int) -> bool:
         """Whether models travel to the server at the end of this round."""
-        return all(p.exchange(round_number) for p in self.using("exchange"))
+        return all(returned.decision(p, "exchange", p.exchange(round_number)) for p in self.using("exchange"))
 
     def resolve(self, policy: Policy) -> Policy:
         """The run's policy with `weights=auto` replaced by what the parts prefer: nothing at a neutral setting, which is FedAvg."""

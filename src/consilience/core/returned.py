@@ -45,27 +45,66 @@ def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
     return given
 
 
-def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str) -> None:
-    """Refuse tensors that are not those wanted, by their names and shapes; `whose` says which these are."""
+def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False) -> None:
+    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are."""
     if not isinstance(given, dict):
         raise refuse(part, hook, whose, given)
-    shapes, expected = ({path: getattr(t, "shape", None) for path, t in tree.paths(of)} for of in (given, wanted))
-    if shapes == expected:
-        return
-    wrong = [f"{path!r} is missing" for path in expected if path not in shapes]
-    for path, shape in shapes.items():
+    found, expected = dict(tree.paths(given)), dict(tree.paths(wanted))
+    wrong = [f"{path!r} is missing" for path in expected if path not in found]
+    for path, t in found.items():
         if path not in expected:
             wrong.append(f"{path!r} is none of them")
-        elif shape is None:
+        elif not torch.is_tensor(t):
             wrong.append(f"{path!r} is no tensor")
-        elif shape != expected[path]:
-            wrong.append(f"{path!r} has the shape {tuple(shape)}, not {tuple(expected[path] or ())}")
-    raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
+        elif t.shape != expected[path].shape:
+            wrong.append(f"{path!r} has the shape {tuple(t.shape)}, not {tuple(expected[path].shape)}")
+        elif types and t.dtype != expected[path].dtype:
+            wrong.append(f"{path!r} is of the type {t.dtype}, not {expected[path].dtype}")
+    if wrong:
+        raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
+
+
+def check_state(part: Part, hook: str, given: Tree, declared: Tree, home: str) -> None:
+    """Refuse state that is not as its `init_` hook declared it. Its type counts too: a checkpoint is read as what was declared."""
+    check_form(part.name, hook, given, declared, f"the tensors that 'init_{home}' declares", types=True)
 
 
 def _first(wrong: list[str]) -> str:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{'; '.join(wrong[:3])}{more}"
+
+
+def decision(part: Part, hook: str, given: Any) -> bool:
+    """Yes or no. Nothing would pass for a no, and a part whose `share` lacks a return would keep the model from travelling."""
+    if not isinstance(given, bool):
+        raise refuse(part.name, hook, "True or False", given)
+    return given
+
+
+def reason(part: Part, given: Any) -> str | None:
+    """Why the part cannot run, or None."""
+    if given is not None and not isinstance(given, str):
+        raise refuse(part.name, "require", "the reason to refuse these data, model or settings in words, or None", given)
+    return given
+
+
+def names(part: Part, hook: str, given: Any, wanted: str) -> tuple[str, ...]:
+    """Names of modules or parameters. A single word would be taken for its letters."""
+    if not isinstance(given, (tuple, list, set, frozenset)):
+        raise refuse(part.name, hook, f"{wanted}, as a tuple", given)
+    for name in given:
+        if not isinstance(name, str):
+            raise refuse(part.name, hook, f"{wanted}, as a tuple of words", name, " in it")
+    return tuple(given)
+
+
+def plain_keys(part: Part, given: Any, keys: Flat) -> tuple[str, ...]:
+    """What plain training trains."""
+    named = names(part, "plain_keys", given, "names of parameters")
+    if unknown := [k for k in named if k not in keys]:
+        raise ConfigError(f"The hook 'plain_keys' of part {part.name!r} names {unknown[0]!r}, which is no parameter of the model. "
+                          f"Its parameters: {', '.join(keys)}.")
+    return named
 
 
 def weights(part: Part, given: Any, p: Tensor) -> Tensor:
@@ -97,22 +136,22 @@ def chosen(part: Part, given: Any, there: Set[int], size: int) -> list[int]:
 def start(part: Part, given: Any, received: Flat) -> tuple[Flat, Tree]:
     """Parameters that training starts from, and scratch."""
     params, scratch = two(part, "receive", given, "the parameters to start from", "its scratch ({} for none)")
-    check_form(part.name, "receive", params, received, "every parameter that it received")
+    check_form(part.name, "receive", params, received, "every parameter that it received", types=True)
     return params, tensors(part, "receive", scratch, "scratch tensors")
 
 
 def served(part: Part, given: Any, received: Model) -> tuple[Model, bool]:
     """A client's own model, and whether taps act in it."""
     model, taps = two(part, "personalise", given, 'a model ({"params": …, "buffers": …})', "whether taps act in it")
-    check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})')
+    check_form(part.name, "personalise", model, dict(received), 'a whole model ({"params": …, "buffers": …})', types=True)
     return model, bool(taps)
 
 
 def released(part: Part, given: Any, uploads: dict[str, Tree], model: Model) -> tuple[dict[str, Tree], Model]:
     """What leaves a client: as much as was about to, with other values."""
     sent, moved = two(part, "release", given, "the uploads", "the model, changed or not")
-    check_form(part.name, "release", sent, uploads, "the uploads of all parts that it was given")
-    check_form(part.name, "release", moved, dict(model), 'the whole model that it was given ({"params": …, "buffers": …})')
+    check_form(part.name, "release", sent, uploads, "the uploads of all parts that it was given", types=True)
+    check_form(part.name, "release", moved, dict(model), 'the whole model that it was given ({"params": …, "buffers": …})', types=True)
     return sent, moved
 
 
@@ -166,7 +205,41 @@ def gradient(part: Part, given: Any, params: Flat, asked: bool) -> tuple[Flat, T
 def batch(part: Part, given: Any) -> Batch:
     if not isinstance(given, Batch):
         raise refuse(part.name, "batch", "a batch, such as v.batch._replace(x=…)", given)
+    for tensor in (given.x, given.target):
+        if not torch.is_tensor(tensor):
+            raise refuse(part.name, "batch", "a batch with tensors for x and target", tensor, " in it")
+    if len(given.x) != len(given.target):
+        raise ConfigError(f"The hook 'batch' of part {part.name!r} must return as many samples as targets. Got {len(given.x)} samples (x) "
+                          f"and {len(given.target)} targets instead.")
     return given
+
+
+def beside(part: Part, given: Any) -> Tensor | None:
+    if given is not None and not torch.is_tensor(given):
+        raise refuse(part.name, "beside", "samples as a tensor, or None", given)
+    return given
+
+
+def tapped(part: Part, given: Any) -> tuple[Tensor, Any]:
+    """The value at a point, and a note or None."""
+    value, note = two(part, "tap", given, "the value at the point", "a note") if isinstance(given, tuple) else (given, None)
+    if not torch.is_tensor(value):
+        raise refuse(part.name, "tap", "the value at the point as a tensor, or that and a note", value)
+    return value, note
+
+
+def target(part: Part, given: Any, samples: int) -> Tensor:
+    """What the loss compares with."""
+    if not torch.is_tensor(given) or given.dim() < 1 or len(given) != samples:
+        raise refuse(part.name, "relabel", f"the targets of the batch's {samples} samples as a tensor", given)
+    return given
+
+
+def term(part: Part, hook: str, given: Any, a_float: bool = True) -> Any:
+    """A number, such as a term of the loss. Anything else would fail later, far from the part that gave it."""
+    if (a_float and isinstance(given, (int, float))) or (isinstance(given, Tensor) and given.ndim == 0):
+        return given
+    raise refuse(part.name, hook, "one number: a tensor without dimensions" + (", or a float" if a_float else ""), given)
 
 
 def module(part: Part, given: Any) -> nn.Module:
@@ -175,15 +248,37 @@ def module(part: Part, given: Any) -> nn.Module:
     return given
 
 
-def phases(part: Part, given: Any, keys: Flat) -> list[Phase]:
-    """Phases that train parameters which are there; those of a second model are its part's own affair."""
+_TAKEN = ("plain", "apart")      # names of plain training, and of the optimisers of parts that make steps of their own
+
+
+def phases(part: Part, given: Any, keys: Flat, before: list[Phase]) -> list[Phase]:
+    """Phases with names of their own, that train parameters which are there; those of a second model are its part's own affair."""
     if not isinstance(given, list) or not all(isinstance(phase, Phase) for phase in given):
         raise refuse(part.name, "phases", "a list of phases", given)
     if not given:
         raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase, so that nothing would train.")
+    declares = type(part).init_personal is not Part.init_personal
+    models = {"model", *(phase.model for phase in before), *([part.name] if declares else [])}
+    names = Counter(phase.name for phase in given)
     for phase in given:
-        unknown = [k for k in phase.keys if phase.model == "model" and k not in keys]
-        if unknown:
-            raise ConfigError(f"The hook 'phases' of part {part.name!r} names {unknown[0]!r} in the phase {phase.name!r}, "
-                              f"which is no parameter of the model. Its parameters: {', '.join(keys)}.")
+        if wrong := _wrong_with(phase, keys, models, names[phase.name]):
+            raise ConfigError(f"The hook 'phases' of part {part.name!r} {wrong}")
     return given
+
+
+def _wrong_with(phase: Phase, keys: Flat, models: Set[str], times: int) -> str | None:
+    """What it does that a phase cannot, or None."""
+    where = f"in the phase {phase.name!r}"
+    if times > 1 or phase.name in _TAKEN:                # what trains, hooks, draws and optimisers go by the names of phases
+        why = "is there more than once" if times > 1 else "stands for something else already"
+        return f"returns a phase {phase.name!r}, a name that {why}. Give every phase a name of its own."
+    if unknown := [k for k in phase.keys if phase.model == "model" and k not in keys]:
+        return f"names {unknown[0]!r} {where}, which is no parameter of the model. Its parameters: {', '.join(keys)}."
+    if twice := [k for k, n in Counter(phase.keys).items() if n > 1]:
+        return f"names {twice[0]!r} {where} more than once."
+    if phase.model not in models:
+        return (f"names the model {phase.model!r} {where}, which is none: 'model' is the one that travels, and a second one has the name "
+                "of its part, whose 'init_personal' declares it.")
+    if phase.epochs is not None and (type(phase.epochs) is not int or phase.epochs < 0):
+        return f"names {phase.epochs!r} epochs {where}: it must be a whole number from 0 up, or None for the run's own amount."
+    return None

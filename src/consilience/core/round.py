@@ -104,7 +104,7 @@ def _accounted(fed: Federation, report: RoundReport) -> RoundReport:
     for part in fed.method.using("account"):
         said = part.account(fed.serve(part, "account", asked), report.releases)
         report.privacy, server = returned.accounted(part, said, report.privacy)
-        fed.keep("server", part, server)
+        fed.keep("server", part, "account", server)
     return report
 
 

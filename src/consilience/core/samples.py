@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,6 +60,11 @@ class ClientRows:
     def size_of(self, number: int) -> int:
         start, end = self.table.starts[number: number + 2].tolist()
         return self.left(end - start)
+
+    def sizes_of(self, numbers: Sequence[int]) -> list[int]:
+        """The same for many clients at once, of whom there may be 100,000."""
+        which = torch.tensor(numbers, dtype=torch.int64)
+        return [self.left(n) for n in (self.table.starts[which + 1] - self.table.starts[which]).tolist()]
 
 
 class Samples:

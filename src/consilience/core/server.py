@@ -63,6 +63,7 @@ REDUCTIONS: dict[str, Callable[[list[Tensor], Tensor], Tensor]] = {
     "mean": lambda xs, p: torch.stack(xs).mean(0),
     "weighted": lambda xs, p: _weighted(torch.stack(xs), p),
 }
+AVERAGES = ("mean", "weighted")
 
 
 def reduce_uploads(part: Part, uploads: list[Tree], p: Tensor) -> Tree:
@@ -79,8 +80,18 @@ def reduce_uploads(part: Part, uploads: list[Tree], p: Tensor) -> Tree:
             raise ConfigError(f"Part {part.name!r} uploads {key!r} but declares no reduction for it. "
                               f"Add it to `reduce` with one of: {', '.join(REDUCTIONS)}.")
         _refuse_unlike(part, key, how, uploads)
+        if how in AVERAGES:
+            _refuse_whole_numbers(part, key, how, uploads[0])
         out[key] = tree.map(lambda *xs, how=how: REDUCTIONS[how](list(xs), p), *(u[key] for u in uploads))
     return out
+
+
+def _refuse_whole_numbers(part: Part, key: str, how: str, upload: Tree) -> None:
+    """Refuse averages of whole numbers: weights are fractions, which as whole numbers are 0, and so would be the average."""
+    for path, t in tree.paths({key: upload[key]}):
+        if not (t.is_floating_point() or t.is_complex()):
+            raise ConfigError(f"Part {part.name!r} uploads {path!r} as whole numbers ({t.dtype}), of which {how!r} makes no average. "
+                              "Upload them as .float(), or reduce by 'sum' or 'stack'.")
 
 
 def _refuse_unlike(part: Part, key: str, how: str, uploads: list[Tree]) -> None:

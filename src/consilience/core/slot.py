@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import tree
 from ..tree import Tree
 from .part import Model, Phase
+from .returned import check_form
 
 _STEPS = ("index", "plan", "places")      # one row per step: a client may have fewer steps than there is room for
 _SAMPLES = ("answers",)                     # one row per training sample, likewise
@@ -83,12 +84,21 @@ class Slot:
                 room = self.room if name in _STEPS else self.samples
                 if not hasattr(self, name):
                     setattr(self, name, tree.map(lambda t, room=room: t.new_zeros((room, *t.shape[1:])).to(self.x.device), value))
+                self._check_form(name, value)
                 pairs += [(home[: len(rows)], rows) for home, rows in tree.matched(getattr(self, name), value)]
             elif not hasattr(self, name):
                 setattr(self, name, tree.map(lambda t: t.detach().to(self.x.device, copy=True), value))
             else:
+                self._check_form(name, value)
                 pairs += tree.matched(getattr(self, name), value)
         tree.copy_pairs(pairs)
+
+    def _check_form(self, name: str, value: Any) -> None:
+        """Refuse scratch and draws that have another form on one client than on another: they share a place in memory."""
+        if hook := {"scratch": "init_scratch", "plan": "plan"}.get(name):
+            one = (lambda tensors: tree.map(lambda t: t[0], tensors)) if name in _STEPS else (lambda tensors: tensors)
+            for part, own in value.items():
+                check_form(part, hook, one(own), one(getattr(self, name)[part]), "tensors of the same names and shapes on every client")
 
     @contextmanager
     def handing_on(self) -> Iterator[None]:

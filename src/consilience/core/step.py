@@ -61,8 +61,7 @@ class Pass:
             for part, view in views:
                 view._so_far = trace
                 seen = x if part.narrow_maps else in_float32(x)
-                out = part.tap(view, point, seen)
-                out, note = out if isinstance(out, tuple) else (out, None)
+                out, note = returned.tapped(part, part.tap(view, point, seen))
                 x = x if out is seen else out
                 if note is not None:
                     trace.notes.setdefault(part.name, {})[point] = note
@@ -89,7 +88,7 @@ class Pass:
     def _main_trace(self, main: bool) -> Trace:
         """The pass over the batch, and in the same one over what parts ask for beside it."""
         step, x = self.step, self.batch.x
-        asked = [part.beside(view) for part, view in self.views("beside")]
+        asked = [returned.beside(part, part.beside(view)) for part, view in self.views("beside")]
         beside = [b for b in asked if b is not None and b.shape[1:] == x.shape[1:] and b.dtype == x.dtype]
         if beside:
             x = torch.cat([x, *(lay_out(b, step.program.policy) for b in beside)])
@@ -106,24 +105,24 @@ class Pass:
         step = self.step
         if main:
             for part, view in self.views("before"):
-                step.program.step_apart(part, view, part.before)
+                step.program.step_apart(part, "before", view)
         self.trace = self._main_trace(main)
         for part, view in self.views("relabel"):
-            self.relabelled = part.relabel(view)
+            self.relabelled = returned.target(part, part.relabel(view), len(self.batch.x))
         track = self.views("track")
         if track:
             self.scratch = {**self.scratch, **{p.name: p.track(v) for p, v in track}}
         if main:
             for part, view in self.views("adversary"):
-                step.program.step_apart(part, view, part.adversary)
+                step.program.step_apart(part, "adversary", view)
         if step.hooks["main_loss"]:
             (part, view), = self.views("main_loss")
-            self.terms.append((part.name, _one_number(part, "main_loss", part.main_loss(view))))
+            self.terms.append((part.name, returned.term(part, "main_loss", part.main_loss(view), a_float=False)))
         else:
             self.terms.append(("task", step.program.task.loss(self.trace.logits, self.batch.target)))
         for part, view in self.views("terms"):
             if part in step.hooks["loss"]:
-                self.terms.append((part.name, _one_number(part, "loss", part.loss(view))))
+                self.terms.append((part.name, returned.term(part, "loss", part.loss(view))))
             own = step.corrections.get(part.name)
             if own is not None and own.target and part.name not in step.past_autograd:
                 self.terms.append((part.name, correction.term(view.params, own)))
@@ -131,15 +130,6 @@ class Pass:
         for _, term in self.terms[1:]:
             loss = loss + term
         return loss
-
-
-def _one_number(part: Part, hook: str, term: Any) -> Any:
-    """A term of the loss. Anything else would fail later, far from the part that gave it."""
-    if isinstance(term, (int, float)) or (isinstance(term, Tensor) and term.ndim == 0):
-        return term
-    got = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"{type(term).__name__}"
-    raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return one number: a tensor without dimensions, or a float. "
-                      f"Got {got} instead.{' Is a return missing?' if term is None else ''}")
 
 
 class Step:
@@ -249,6 +239,9 @@ class Step:
         at.given = batch
         own = [t for p in self.program.personal[self.phase.name] for t in tree.leaves(self.slot.personal[p])]
         loss = at.objective(main)
+        if not loss.requires_grad:
+            raise ConfigError(f"The loss of a step, of {', '.join(name for name, _ in at.terms)}, depends on nothing that the phase "
+                              f"{self.phase.name!r} trains: on no parameter, or on values detached from them.")
         n, leaves = len(self.phase.keys), {k: at.model["params"][k] for k in self.phase.keys}
         self.program.network.hold(at.model)           # whose maps may be computed again on the way back
         with self.program.network.collecting(leaves.values()) as arrived:
@@ -281,12 +274,15 @@ class Program:
         self.personal = {p.name: [q.name for q in method.using("init_personal", "model")
                                   if p.model == "model" and q.name not in method.stepping_apart] for p in phases}
 
-    def step_apart(self, part: Part, view: StepView, objective: Callable[[StepView], Tensor]) -> None:
+    def step_apart(self, part: Part, hook: str, view: StepView) -> None:
         """A part's own SGD step on what it attached or holds personally, apart from the main loss; the part has an optimiser to itself."""
         own, slot = own_tensors(part.name, view.params, view.personal), view._pass.step.slot
-        loss = objective(view)
+        loss = returned.term(part, hook, getattr(part, hook)(view))
         if not torch.is_tensor(loss):             # switched off by its settings
             return
+        if not own:
+            raise ConfigError(f"The hook {hook!r} of part {part.name!r} returns a loss, and the part has nothing that a step "
+                              "of its own could move: attach a module in 'build', or declare tensors in 'init_personal'.")
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
         optimiser.update(self.policy_of_own_steps, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
         self.network.forget(own.values())
@@ -316,7 +312,8 @@ class Program:
             tracked = {p.name: ("track", after[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
                 returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares")
-                slot.track(name, new)
+                if new:
+                    slot.track(name, new)
             if slot.watch and step.first.trace is not None:
                 slot.watched.index_copy_(0, slot.counter, step.first.trace.before[slot.watch].detach().mean(0)[None])
             record(loss, slot.losses, slot.counter)

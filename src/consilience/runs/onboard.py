@@ -148,7 +148,7 @@ def _train(fed: Federation, number: int, state: ClientState, start: Model, epoch
     personalise = fed.method.using("personalise")
     held = {"personal": state.tensors["personal"], **{p.name: state.tensors["kept"].get(p.name, {}) for p in personalise}}
     if personalise and not tree.leaves(held) and not state.tensors["local"]:
-        model, _ = fed.train_plainly(number, start, epochs)
+        model, _ = fed.train_plainly(number, state, start, epochs)
         return Served(fed, number, state, model, True, NEW), f"the whole model was fine-tuned, as {personalise[0].name} does before use"
     heads = any("local head" in p.traits for p in fed.method.parts) and bool(fed.spec.trained)
     if heads:
