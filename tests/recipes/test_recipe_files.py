@@ -53,6 +53,13 @@ def test_names_are_in_order_and_wrong_ones_get_the_nearest():
         load_recipe("dbe/tabel5")
 
 
+@pytest.mark.parametrize("paper", ["lfd", "lfd/"])
+def test_a_paper_alone_gets_the_names_of_its_recipes(paper):
+    with pytest.raises(ConfigError, match=f"'{paper}' is a paper, and a recipe is one of its tables or figures: lfd/table1, ") as error:
+        load_recipe(paper)
+    assert "dbe/" not in str(error.value)
+
+
 def test_row_column_and_cell_settings_meet_in_order(tmp_path):
     """Column settings reach only the methods that have them; a row has the last word over a column, a cell over a row."""
     (tmp_path / "paper.toml").write_text(
@@ -86,6 +93,7 @@ WRONG = {
     "value out of range": ('"mr.kappa" = 5.0', '"mr.kappa" = -5.0', "must be at least 0"),
     "unknown setting of the run": ("lr = 0.1", "learning = 0.1", "no option 'learning'"),
     "unknown data set": ('data = "digits"', 'data = "digit"', "Unknown data source 'digit'"),
+    "no data set": ('data = "digits"', 'data = ""', "A data source must be written name"),
     "unknown split": ("dirichlet(alpha=0.3)", "dirichle(alpha=0.3)", "Unknown split 'dirichle'"),
     "unknown option of a split": ("dirichlet(alpha=0.3)", "dirichlet(beta=0.3)", "no option 'beta'"),
     "unknown model": ("lr = 0.1", 'model = "resnet19"', "Unknown model 'resnet19'"),

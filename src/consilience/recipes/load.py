@@ -54,6 +54,8 @@ def load_recipe(name: str | Path) -> Recipe:
         if not path.is_file():
             raise ConfigError(f"There is no recipe file {text!r}.")
     else:
+        if own := [n for n in recipe_names() if n.startswith(f"{text.rstrip('/')}/")]:
+            raise ConfigError(f"{text!r} is a paper, and a recipe is one of its tables or figures: {', '.join(own)}.")
         if text not in recipe_names():
             raise unknown("recipe", text, recipe_names())
         path, title = recipes_folder() / f"{text}.toml", text
