@@ -134,6 +134,7 @@ def test_every_forwarded_option_exists(preset):
     ("fedprox+dbe", {"fedprix.mu": 1}, "Did you mean 'fedprox'"),
     ("fedprox", {"mu": 1}, "written part.option=value"),
     ("fedprox", {"prox.": 1}, "written part.option=value"),
+    ("fedprox", {"prox.mu.x": 1}, "written part.option=value"),
     ("fedprox", {"prox.mu": "strong"}, "'mu' option of prox must be a number"),
     ("fedprox", {"prox.mu": -1}, "'mu' option of prox must be at least 0"),
     ("fedprox(mu=0.1)+prox(mu=0.2)", {}, "prox.mu is set twice: 0.1 by fedprox\\(mu=0.1\\) and 0.2 by prox\\(mu=0.2\\)"),

@@ -53,6 +53,13 @@ def test_names_are_in_order_and_wrong_ones_get_the_nearest():
         load_recipe("dbe/tabel5")
 
 
+@pytest.mark.parametrize("paper", ["lfd", "lfd/"])
+def test_a_paper_alone_gets_the_names_of_its_recipes(paper):
+    with pytest.raises(ConfigError, match=f"'{paper}' is a paper, and a recipe is one of its tables or figures: lfd/table1, ") as error:
+        load_recipe(paper)
+    assert "dbe/" not in str(error.value)
+
+
 def test_row_column_and_cell_settings_meet_in_order(tmp_path):
     """Column settings reach only the methods that have them; a row has the last word over a column, a cell over a row."""
     (tmp_path / "paper.toml").write_text(
@@ -86,6 +93,7 @@ WRONG = {
     "value out of range": ('"mr.kappa" = 5.0', '"mr.kappa" = -5.0', "must be at least 0"),
     "unknown setting of the run": ("lr = 0.1", "learning = 0.1", "no option 'learning'"),
     "unknown data set": ('data = "digits"', 'data = "digit"', "Unknown data source 'digit'"),
+    "no data set": ('data = "digits"', 'data = ""', "A data source must be written name"),
     "unknown split": ("dirichlet(alpha=0.3)", "dirichle(alpha=0.3)", "Unknown split 'dirichle'"),
     "unknown option of a split": ("dirichlet(alpha=0.3)", "dirichlet(beta=0.3)", "no option 'beta'"),
     "unknown model": ("lr = 0.1", 'model = "resnet19"', "Unknown model 'resnet19'"),
@@ -111,6 +119,34 @@ WRONG = {
     "no method": ('method = "fedavg"\n', "", "rows.fedavg has no method"),
     "bad seeds": ("seeds = 2", "seeds = 0", "seeds must be a number from 1 up"),
     "values of the paper in a row of ours": ('title = "FedAvg"\n', 'title = "FedAvg"\nours = "why"\n', "marked as ours"),
+    "seeds without end": ("seeds = 2", "seeds = 1000000000000000000000000000000", "seeds must be a number from 1 up to 1000"),
+    "yes for a seed": ("seeds = 2", "seeds = [true]", "seeds must be a number"),
+    "a number among readings": ('"None: a recipe for tests."', "5", "'readings' must be a list of texts. Got [5]"),
+    "a number among notes": ('"A note."', "5", "'notes' must be a list of texts"),
+    "a number among the columns of a mean": ('title = "accuracy"', 'title = "accuracy"\nmean_of = [5]',
+                                             "'mean_of' must be a list of texts"),
+    "a number among a row's columns": ('method = "fedavg"\n', 'method = "fedavg"\nonly = [5]\n', "'only' must be a list of texts"),
+    "a number beside a score": ("seeds = 2", "seeds = 2\ndraw = [5]", "'draw' must be a list of tables"),
+    "a setting in a setting": ('"mr.kappa" = 5.0', '"mr.kappa" = { x = 5.0 }',
+                               "is written part.option=value, as in prox.mu=0.1. Got 'mr.kappa.x'"),
+    "shrinking what is not there": ("seeds = 2", 'seeds = 2\nscaled = ["measure_evry"]',
+                                    "Unknown setting in scaled: 'measure_evry'. Did you mean 'measure_every'"),
+    "shrinking what is no whole number": ("seeds = 2", 'seeds = 2\nscaled = ["mr.kappa"]', "Unknown setting in scaled: 'mr.kappa'"),
+    "shrinking the rounds twice": ("seeds = 2", 'seeds = 2\nscaled = ["rounds"]', "Unknown setting in scaled: 'rounds'"),
+    "digits below the point": ('title = "accuracy"', 'title = "accuracy"\ndigits = -1',
+                               "'digits' must be a whole number from 0 to 12. Got -1"),
+    "yes for digits": ('title = "accuracy"', 'title = "accuracy"\ndigits = true', "'digits' must be a whole number from 0 to 12. Got True"),
+    "a place in words": ('title = "accuracy"', 'title = "accuracy"\nx = "left"', "'x' is the column's place on an axis, a number"),
+    "a paper's value that is no number": ("accuracy = 80", "accuracy = nan", "rows.absent.paper.accuracy: a paper's value is a number"),
+    "a round that never comes": ('select = "best"', "select = 5", "it is scored in round 5, and its run has 4 rounds"),
+    "a second score in a round that never comes": ('select = "last"', "select = 5", "it is scored in round 5, and its run has 4 rounds"),
+    "an unknown curve": ("seeds = 2", 'seeds = 2\ndraw = [{ kind = "curves", y = "tset" }]',
+                         "draw.y must be one of 'criterion', 'personalised'"),
+    "a number for a curve": ("seeds = 2", 'seeds = 2\ndraw = [{ kind = "curves", y = 5 }]', "draw: 'y' must be a text. Got 5"),
+    "a number for a picture's columns": ("seeds = 2", 'seeds = 2\ndraw = [{ kind = "bars", columns = 5 }]',
+                                         "draw: 'columns' must be a list"),
+    "a list in a picture's columns": ("seeds = 2", 'seeds = 2\ndraw = [{ kind = "bars", columns = [[]] }]',
+                                      "draw.columns must be one of 'accuracy'"),
     "not TOML": ("[rows.dbe]", "[rows.dbe", "cannot be read"),
 }
 
@@ -124,6 +160,15 @@ def test_mistakes_are_refused_when_the_file_is_read(what, tiny):
         load_recipe(tiny)
     assert message in str(error.value)
     assert "tiny.toml" in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [5, "last", [1]])
+def test_a_second_score_is_a_table(wrong, tiny):
+    without = TINY.replace('[[also]]\ntitle = "last round"\nscore = { select = "last" }\n', "")
+    text = without.replace("seeds = 2", f"seeds = 2\nalso = [{wrong!r}]")
+    tiny.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="'also' must be a list of tables"):
+        load_recipe(tiny)
 
 
 def test_printed_values(tiny):

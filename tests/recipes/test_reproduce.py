@@ -18,6 +18,8 @@ from consilience.runs.config import RunConfig
 from consilience.runs.listener import Watcher
 from consilience.runs.result import served_accuracies
 
+ALSO = '[[also]]\ntitle = "last round"\nscore = { select = "last" }\n'
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
@@ -79,6 +81,28 @@ def test_every_output_says_that_rounds_were_scaled(done):
     for form in ("text", "markdown", "latex", "csv", "json"):
         assert "scaled" in outcome.table().render(form).lower(), form
     assert "SCALED" not in reproduce(recipe, out, Order(seeds=1), train=False).table().plain()
+
+
+def test_a_round_that_is_scored_by_its_number_is_named_as_it_was_run(tmp_path):
+    """Round 4 of 4 is round 2 when half of the rounds are run: the notes must not say round 4."""
+    recipe = load_tiny(tmp_path, TINY.replace('select = "best"', "select = 4").replace(ALSO, ""))
+    half = reproduce(recipe, tmp_path / "out", Order(seeds=1, scale=0.5), train=False)
+    assert any(note.endswith("of round 2.") for note in half.table().notes)
+    assert not any("of round 4" in note for note in half.table().notes)
+    assert "of round 2" in half.document()["cells"][0]["protocol"]
+    whole = reproduce(recipe, tmp_path / "out", Order(seeds=1), train=False)
+    assert any(note.endswith("of round 4.") for note in whole.table().notes)
+
+
+def test_lines_of_the_log_say_what_is_not_as_in_the_recipe(tmp_path):
+    told: list[str] = []
+    order = Order(("fedavg",), ("accuracy",), seeds=1, scale=0.5, changed=(("momentum", "0.5"), ("layout", "channels_last")))
+    reproduce(load_tiny(tmp_path), tmp_path / "out", order, jobs=1, tell=told.append)
+    assert [line.partition(" [")[2] for line in told if line.startswith("FedAvg, accuracy, seed 0: ")] == ["scaled x0.5, momentum=0.5]"]
+    told.clear()
+    reproduce(load_tiny(tmp_path), tmp_path / "out", Order(("fedavg",), ("accuracy",), seeds=1), jobs=1, tell=told.append)
+    assert told
+    assert not any("[" in line for line in told)
 
 
 def test_the_table_in_four_forms(done):

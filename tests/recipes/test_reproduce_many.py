@@ -83,7 +83,7 @@ def test_several_recipes_share_runs_and_one_seed_of_all_comes_first(tiny, tmp_pa
 def test_every_cell_of_a_run_is_told_by_its_own_name(tiny, tmp_path):
     told: list[str] = []
     outcome = reproduce(load_recipe(tiny), tmp_path, Order(("dbe",), (), 1, 0.5), jobs=1, tell=told.append)
-    assert told == [f"FedAvg+DBE, {title}, seed 0: {entry(outcome, 'dbe', column).line(0)}"
+    assert told == [f"FedAvg+DBE, {title}, seed 0: {entry(outcome, 'dbe', column).line(0)} [scaled x0.5]"
                     for column, title in (("accuracy", "accuracy"), ("kept", "what is kept"))]
     assert len({line.partition(": ")[2] for line in told}) == 2
 

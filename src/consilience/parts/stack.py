@@ -119,7 +119,7 @@ def parse_stack(text: str, settings: Mapping[str, Any] | None = None) -> Stack:
                 assign(part, key, value, token)
     for path, value in (settings or {}).items():
         owner, dot, option = path.partition(".")
-        if not dot or not option:
+        if not dot or not option or "." in option:
             raise ConfigError(f"A method's setting is written part.option=value, as in prox.mu=0.1. Got {path!r} instead.")
         if owner not in presets and owner not in classes:
             raise ConfigError(f"{owner!r} in {path!r} is not in the method {text!r}.{did_you_mean(owner, [*presets, *classes])}")

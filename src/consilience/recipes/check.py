@@ -83,7 +83,7 @@ def check_run(values: Mapping[str, Any]) -> None:
 @lru_cache(maxsize=4096)
 def _check_run(values: str) -> None:
     run = RunConfig.make({**json.loads(values), "method": "fedavg"}).run
-    for source in filter(None, (run.data, run.proxy)):
+    for source in (run.data, *filter(None, (run.proxy,))):
         sources.make(source)
     if run.split:
         splits.make(run.split)

@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import ConsilienceError
 from ..report.gather import StoredRun
 from .check import missing_data
-from .folders import cell_values, known_measures, run_folder, scaled_rounds, stored_run
-from .format import Cell, Recipe, Score
+from .folders import cell_values, known_measures, run_folder, stored_run
+from .format import Cell, Recipe, Score, scaled_rounds
 from .orders import Order
 from .outcome import Entry, Outcome
 from .score import value_in, value_of
@@ -60,7 +60,8 @@ class _Collection:
         entries = {}
         for name, cell in self.cells.items():
             full = cell.rounds if cell.values is not None else 0
-            entry = Entry(cell, scaled_rounds(full, self.order.scale) if full else 0, full, unavailable=obstacle(cell))
+            run = scaled_rounds(full, self.order.scale) if full else 0
+            entry = Entry(cell, run, full, unavailable=obstacle(cell), scale=self.order.scale)
             for seed, values, folder in runs_of(self.recipe, self.place, self.order, cell, sorted({*self.asked, *self.recipe.seeds})):
                 self.fill(entry, seed, values, folder)
             entries[name] = entry
@@ -117,8 +118,7 @@ class _Collection:
             taken = known_measures(run.path).get(score.measure)
             value = value_in(taken["result"], score.value or "", score.measure) if taken else None
             return None if value is None else percent * score.factor * value
-        if isinstance(score.select, int) and self.order.scale != 1.0:
-            score = dataclasses.replace(score, select=scaled_rounds(score.select, self.order.scale))
+        score = score.shrunk(self.order.scale)
         if score.reach_row is not None:
             threshold = self.threshold(cell, score, seed)
             if threshold is None:

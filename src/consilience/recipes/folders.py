@@ -19,7 +19,7 @@ from ..runs.files import read_json, write_json
 from ..runs.reload import OpenedRun, open_run
 from ..runs.run import choose_device
 from .check import method_facts, run_facts
-from .format import Cell
+from .format import Cell, scaled_rounds
 from .records import csv_of, read_csv_run
 
 RUNS = "runs"
@@ -39,10 +39,6 @@ def cell_values(cell: Cell, seed: int, *, scale: float = 1.0, scaled: Sequence[s
         values |= {n: scaled_rounds(run[n], scale) for n in scaled if n in run and run[n] is not None}
         values["settings"] = {**values.get("settings", {}), **shrunk}
     return {**values, **({"engine": engine} if engine else {}), **({"device": device} if device else {})}
-
-
-def scaled_rounds(rounds: int, scale: float) -> int:
-    return max(1, round(rounds * scale))
 
 
 def essence(values: Mapping[str, Any]) -> dict[str, Any]:

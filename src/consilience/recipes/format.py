@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, unknown
@@ -15,6 +16,10 @@ KINDS = ("table", "figure")
 DEFAULT_ROUNDS = RunConfig().run.rounds
 UNITS = ("%", "")                              # "%": a fraction times 100; "": the number as it is
 DRAWINGS = ("curves", "bars", "trace", "features", "predicted", "splits")
+
+
+def scaled_rounds(rounds: int, scale: float) -> int:
+    return max(1, round(rounds * scale))
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Score:
                               "Set average = \"pooled\", and no client.")
         if self.client is not None and self.samples == "test":
             raise ConfigError("The score asks for one client on the global test set, which belongs to none.")
+
+    def shrunk(self, scale: float) -> Score:
+        """As a run with a share of the rounds is scored: a round that is named by its number shrinks as the rounds do."""
+        return replace(self, select=scaled_rounds(self.select, scale)) if isinstance(self.select, int) and scale != 1.0 else self
 
     @property
     def settled(self) -> bool:
@@ -135,7 +144,7 @@ _NUMBER = re.compile(r"^([+-]?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?$")
 
 def parse_printed(given: Any, where: str) -> Printed:
     """97.69, "69.1 ± 0.6", "-" for a dash in the paper, "?" for a number that cannot be read."""
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given):
         return Printed(float(given), None, str(given))
     if isinstance(given, str):
         if given.strip() in ("-", "?"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -13,13 +14,16 @@ from ..metrics.registry import make_measures
 from ..metrics.subject import TRAINING
 from ..parts.presets import PRESETS
 from ..parts.registry import installed_parts
+from ..report.curves import SCORE_NAMES
 from ..runs.config import flatten_settings
 from . import tables
-from .check import applies, check_method, check_run
-from .format import DRAWINGS, UNITS, Also, Cell, Column, Drawing, Recipe, Row, parse_printed
+from .check import applies, check_method, check_run, method_facts
+from .format import DEFAULT_ROUNDS, DRAWINGS, UNITS, Also, Cell, Column, Drawing, Recipe, Row, Score, parse_printed
 from .protocol import check_taken, score_of, stands_beside
 from .tables import one_of
 
+MOST_SEEDS = 1000
+COUNTED_IN_ROUNDS = ("eval_every", "measure_every", "patience")        # settings of a run that may shrink with its rounds
 _NAME = re.compile(r"^(table|figure)[1-9][0-9]*$")
 _PAPER_KEYS = ("citation", "seeds", "unit", "digits", "readings", "run", "score", "rows", "columns")
 _RECIPE_KEYS = ("title", "seeds", "unit", "digits", "readings", "notes", "run", "score", "also", "rows", "columns", "draw", "scaled",
@@ -50,6 +54,8 @@ def load_recipe(name: str | Path) -> Recipe:
         if not path.is_file():
             raise ConfigError(f"There is no recipe file {text!r}.")
     else:
+        if own := [n for n in recipe_names() if n.startswith(f"{text.rstrip('/')}/")]:
+            raise ConfigError(f"{text!r} is a paper, and a recipe is one of its tables or figures: {', '.join(own)}.")
         if text not in recipe_names():
             raise unknown("recipe", text, recipe_names())
         path, title = recipes_folder() / f"{text}.toml", text
@@ -75,7 +81,7 @@ class _Reader:
         whole = self.own.get("unavailable")
         columns = tuple(self.column(n, v) for n, v in tables.entries(self.own, "columns"))
         rows = tuple(self.row(n, v, [c.name for c in columns]) for n, v in tables.entries(self.own, "rows"))
-        drawings = tuple(self.drawing(d) for d in self.own.get("draw", ()))
+        drawings = tuple(self.drawing(d, [c.name for c in columns]) for d in self.own.get("draw", ()))
         # pictures of data need no method, but a run's settings say which data
         lines = rows or ((Row("split", "split", "fedavg"),) if drawings and all(d.kind == "splits" for d in drawings) else ())
         if not whole and (not columns or not lines):
@@ -85,6 +91,7 @@ class _Reader:
         cells = tuple(self.cell(r, c, also, whole) for r in lines for c in columns if not r.only or c.name in r.only)
         self.references_exist(cells, columns)
         self.every_setting_is_used(rows, columns)
+        self.what_shrinks_exists(cells)
         readings = (*self.paper.get("readings", ()), *self.own.get("readings", ()))
         return Recipe(self.name, self.own["title"], self.paper.get("citation", ""), self.kind, rows, columns, cells,
                       _seeds(self.own.get("seeds", self.paper.get("seeds", 1))), readings, tuple(self.own.get("notes", ())),
@@ -114,6 +121,8 @@ class _Reader:
             raise ConfigError(f"columns.{name} is a mean of others, so that its run is never made: leave one of them out.")
         if v.get("minus") and not v.get("mean_of"):
             raise ConfigError(f"columns.{name}.minus needs mean_of, as in mean_of = [\"a\"], minus = [\"b\"].")
+        if v.get("x") is not None and (isinstance(v["x"], bool) or not isinstance(v["x"], (int, float)) or not math.isfinite(v["x"])):
+            raise ConfigError(f"columns.{name}: 'x' is the column's place on an axis, a number. Got {v['x']!r} instead.")
         return Column(name, v.get("title", name), v.get("run", {}), v.get("score", {}), v.get("unit"), v.get("digits"), v.get("x"),
                       tuple(v.get("mean_of", ())), tuple(v.get("minus", ())), v.get("ours"), v.get("unavailable"), v.get("note", ""))
 
@@ -141,9 +150,16 @@ class _Reader:
                    {c: tables.table(t, _CELL_KEYS, f"{where}.cells.{c}") for c, t in v.get("cells", {}).items()},
                    tuple(v.get("only", ())), v.get("ours"), why, v.get("note", ""))
 
-    def drawing(self, given: Mapping[str, Any]) -> Drawing:
+    def drawing(self, given: Mapping[str, Any], columns: Sequence[str]) -> Drawing:
         v = tables.table(given, _DRAW_KEYS, "draw")
         one_of(v.get("kind"), DRAWINGS, "draw.kind")
+        for key in ("x", "y", "measure", "client"):
+            if not isinstance(v.get(key, ""), str):
+                raise ConfigError(f"draw: {key!r} must be a text. Got {v[key]!r} instead.")
+        if not isinstance(v.get("columns", []), list):
+            raise ConfigError(f"draw: 'columns' must be a list. Got {v['columns']!r} instead.")
+        if v["kind"] == "curves" and "y" in v and not v["y"].startswith("measure:"):
+            one_of(v["y"], SCORE_NAMES, "draw.y")
         if v["kind"] == "trace":
             make_measures([v.get("measure", "")])
         for key, known in (("model", ("personalised", "global", "both")), ("colour", ("class", "client")),
@@ -153,8 +169,8 @@ class _Reader:
         for one in v.get("training", ()):
             one_of(one, TRAINING, "draw.training")
         for one in v.get("columns", ()):
-            one_of(one, tuple(self.own.get("columns", {})), "draw.columns")
-        if not isinstance(v.get("sample_class", 0), int):
+            one_of(one, columns, "draw.columns")
+        if not isinstance(v.get("sample_class", 0), int) or isinstance(v.get("sample_class"), bool):
             raise ConfigError(f"'draw.sample_class' is the number of a class. Got {v['sample_class']!r} instead.")
         return Drawing(v["kind"], v.get("title", ""), v.get("x", Drawing.x), v.get("y", Drawing.y), v.get("measure", ""),
                        v.get("colour", Drawing.colour), v.get("model", Drawing.model), tuple(v.get("training", Drawing.training)),
@@ -172,6 +188,8 @@ class _Reader:
             score = score_of(protocol)
             check_taken(score, values)
             others = tuple((a.title, score_of([*protocol, a.score])) for a in also if stands_beside(score, a.score))
+            for one in (score, *(s for _, s in others)):
+                _check_round(one, values)
         except ConsilienceError as error:
             raise type(error)(f"{where}: {error}") from None
         unit = column.unit if column.unit is not None else self.own.get("unit", self.paper.get("unit", "%"))
@@ -224,6 +242,14 @@ class _Reader:
                 if known and not any(applies(path, m) for m in known) and path not in self._library_settings():
                     raise ConfigError(f"the setting {path!r} belongs to none of its methods.")
 
+    def what_shrinks_exists(self, cells: Sequence[Cell]) -> None:
+        """A name under `scaled` that no run has would shrink nothing, without a word; and only whole numbers shrink."""
+        methods = [method_facts(c.method, c.values.get("settings", {})).options for c in cells if c.values is not None]
+        known = {*COUNTED_IN_ROUNDS, *(name for options in methods for name, value in options.items() if type(value) is int)}
+        for path in self.own.get("scaled", ()) if methods else ():
+            if path not in known:
+                raise unknown("setting in scaled:", path, known)
+
     def _library_settings(self) -> set[str]:
         return {p for c in self.paper.get("columns", {}).values() for p in flatten_settings(c.get("run", {}).get("settings", {}))}
 
@@ -234,12 +260,19 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**old, **new, **({"settings": settings} if settings or "settings" in new else {})}
 
 
+def _check_round(score: Score, values: Mapping[str, Any] | None) -> None:
+    """A round to score that the run never comes to would leave the cell without a value, after all the training."""
+    rounds = int((values or {}).get("rounds", DEFAULT_ROUNDS))
+    if values is not None and isinstance(score.select, int) and score.select > rounds:
+        raise ConfigError(f"it is scored in round {score.select}, and its run has {rounds} rounds.")
+
+
 def _seeds(given: Any) -> tuple[int, ...]:
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MOST_SEEDS:
         return tuple(range(given))
-    if isinstance(given, list) and given and all(isinstance(s, int) and s >= 0 for s in given):
+    if isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in given):
         return tuple(dict.fromkeys(given))
-    raise ConfigError(f"seeds must be a number from 1 up, or a list of seeds. Got {given!r} instead.")
+    raise ConfigError(f"seeds must be a number from 1 up to {MOST_SEEDS}, or a list of seeds. Got {given!r} instead.")
 
 
 __all__ = ["load_recipe", "recipe_names", "recipes_folder"]

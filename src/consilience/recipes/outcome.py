@@ -13,6 +13,7 @@ from ..runs.statistics import Spread, spread
 from .format import Cell, Recipe
 
 HEADER = ["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"]
+LABEL_END = ", so these are not the table's numbers"
 # settings of a run that say how its numbers are computed and kept, not which
 HOW = frozenset({"layout", "eval_batch", "engine", "device", "devices", "ray", "store", "map_data", "data_dir", "track",
                  "checkpoint_seconds"})
@@ -31,6 +32,12 @@ class Entry:
     states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, failed: …
     runs: dict[int, StoredRun] = field(default_factory=dict)
     unavailable: str | None = None
+    scale: float = 1.0
+
+    @property
+    def protocol(self) -> str:
+        """How its number was taken, in words: of the rounds that were run."""
+        return self.cell.score.shrunk(self.scale).sentence()
 
     def line(self, seed: int) -> str:
         """How one run stands, in a line."""
@@ -90,7 +97,14 @@ class Outcome:
         scaled = f"SCALED {way}: rounds x{self.scale:g} of the recipe's" if self.scale != 1.0 else ""
         changed = _settings("CHANGED: ", self.other)
         both = "; ".join(filter(None, (scaled, changed)))
-        return f"{both}, so these are not the table's numbers" if both else ""
+        return both + LABEL_END if both else ""
+
+    @property
+    def brief(self) -> str:
+        """The label in a few words, for a line in a log."""
+        scaled = f"scaled x{self.scale:g}" if self.scale != 1.0 else ""
+        words = ", ".join(filter(None, (scaled, _settings("", self.other))))
+        return f" [{words}]" if words else ""
 
     @property
     def other(self) -> list[tuple[str, str]]:
@@ -149,7 +163,7 @@ class Outcome:
                 "cut_off": {str(k): v for k, v in e.partial.items()}, "difference": e.difference, "within_paper_spread": e.within,
                 "also": {t: {str(k): v for k, v in each.items()} for t, each in e.also.items()},
                 "states": {str(k): s for k, s in e.states.items()}, "unavailable": e.unavailable, "not_in_paper": e.cell.ours,
-                "method": e.cell.method, "protocol": e.cell.score.sentence(), "rounds": e.rounds, "recipe_rounds": e.full_rounds,
+                "method": e.cell.method, "protocol": e.protocol, "rounds": e.rounds, "recipe_rounds": e.full_rounds,
                 "scaled": None if self.scale == 1.0 else self.scale, "changed": dict(self.changed), "note": e.cell.note,
                 "folders": {str(k): f"runs/{r.path.name.removesuffix('.csv')}" for k, r in e.runs.items()}}
 
@@ -160,12 +174,12 @@ class Outcome:
         units = {e.cell.unit for e in chosen}
         out.append(("Values in %; " if units == {"%"} else "Values in % where the paper has them so; " if "%" in units else "")
                    + "ours: mean ± standard deviation over seeds; difference: ours − paper. \"ours\" under paper: not in the paper.")
-        protocols = dict.fromkeys(e.cell.score.sentence() for e in chosen if not e.unavailable)
+        protocols = dict.fromkeys(e.protocol for e in chosen if not e.unavailable)
         if len(protocols) == 1:
             out.append(f"Scored: {next(iter(protocols))}.")
         for text in protocols if 1 < len(protocols) <= 6 else ():
-            where = sorted({e.cell.row.title if len({x.cell.score.sentence() for x in chosen if x.cell.row is e.cell.row}) == 1
-                            else e.cell.column.title for e in chosen if e.cell.score.sentence() == text and not e.unavailable})
+            where = sorted({e.cell.row.title if len({x.protocol for x in chosen if x.cell.row is e.cell.row}) == 1
+                            else e.cell.column.title for e in chosen if e.protocol == text and not e.unavailable})
             out.append(f"Scored, {', '.join(where)}: {text}.")
         for reason, entries in grouped(chosen).items():
             out.append(f"Unavailable, {', '.join(entries)}: {reason}.")

@@ -15,7 +15,7 @@ from ..runs.files import write_bytes
 from .collect import collect
 from .folders import known_measures
 from .orders import Order
-from .outcome import Entry, Outcome, grouped
+from .outcome import LABEL_END, Entry, Outcome, grouped
 from .records import csv_of, keep_as_csv, read_csv_run
 
 RECORDS = "records"
@@ -127,6 +127,12 @@ def _runs(shown: Sequence[Entry]) -> Table:
     return Table(["records", "cells", "seed", "rounds", "ended", "split"], list(rows.values()))
 
 
+def _label_of(page: str) -> str:
+    """What a page says under its title of rounds and settings that are not the recipe's, in a few words."""
+    found = re.match(r"# .*\n\n> \*\*(.+)\.\*\*\n", page)
+    return f" ({found[1].removesuffix(LABEL_END)})" if found else ""
+
+
 def _list_pages(into: Path) -> None:
     """The index: a line for every page, between marks in README.md."""
     lines = []
@@ -138,7 +144,7 @@ def _list_pages(into: Path) -> None:
         table = text.partition("## Paper, ours, difference")[2].partition("\n## ")[0]
         cells = [line for line in table.splitlines() if line.startswith("|")]
         done = [line for line in cells[2:] if " at round " not in line]
-        lines.append(f"| [{title}]({file.name}) | {len(done)} | {len(cells[2:]) - len(done)} |")
+        lines.append(f"| [{title}]({file.name}){_label_of(text)} | {len(done)} | {len(cells[2:]) - len(done)} |")
     table = "\n".join(["| page | cells with a value | cut off |", "|---|---|---|", *lines])
     readme = into / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else f"# Results\n\n{PAGES[0]}\n{PAGES[1]}\n"

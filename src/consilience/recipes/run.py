@@ -91,7 +91,7 @@ class _Reporter(Watcher):
             outcome = collect(piece.recipe, piece.runs, piece.order)
             entry = next(e for e in outcome.entries if e.cell is cell)
             if not failure:
-                self.tell(f"{name}: {entry.line(seed)}")
+                self.tell(f"{name}: {entry.line(seed)}{outcome.brief}")
             if id(piece) not in told:
                 told.add(id(piece))
                 self.finished(piece, outcome)

@@ -15,6 +15,8 @@ _TABLES = ("run", "score", "paper", "cells")
 _LISTS = ("readings", "notes", "scaled", "only", "mean_of", "minus", "training", "also", "draw")
 _KINDS: dict[str, tuple[type, str]] = {**dict.fromkeys(_TEXTS, (str, "a text")), **dict.fromkeys(_TABLES, (dict, "a table")),
                                        **dict.fromkeys(_LISTS, (list, "a list")), "digits": (int, "a whole number")}
+_OF: dict[str, tuple[type, str]] = {**dict.fromkeys(_LISTS, (str, "texts")), **dict.fromkeys(("also", "draw"), (dict, "tables"))}
+MOST_DIGITS = 12
 
 
 @lru_cache(maxsize=64)
@@ -40,6 +42,11 @@ def table(given: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
         kind, words = _KINDS.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ConfigError(f"{where}: {key!r} must be {words}. Got {value!r} instead.")
+        kind, words = _OF.get(key, (object, ""))
+        if isinstance(value, list) and not all(isinstance(one, kind) for one in value):
+            raise ConfigError(f"{where}: {key!r} must be a list of {words}. Got {value!r} instead.")
+        if key == "digits" and (isinstance(value, bool) or value not in range(MOST_DIGITS + 1)):
+            raise ConfigError(f"{where}: 'digits' must be a whole number from 0 to {MOST_DIGITS}. Got {value!r} instead.")
     return dict(given)
 
 

@@ -27,6 +27,8 @@ _SCORES: tuple[Score, ...] = (
     ("loss", "training loss", lambda r: r.get("loss")),
 )
 
+SCORE_NAMES = ("criterion", *(name for name, _, _ in _SCORES))
+
 
 def _score(record: dict[str, Any], model: str, measure: str) -> Any:
     return (record.get(model) or {}).get(measure)
