@@ -209,7 +209,7 @@ def test_a_damaged_archive_brings_nothing_and_says_so(form, whole, tmp_path):
         archive.write_bytes(content)
     else:
         spoil(archive, every=3000, at=2500)
-    with pytest.raises(ConfigError, match="'.*back.* cannot be unpacked"):
+    with pytest.raises(ConfigError, match=r"'.*back.* cannot be unpacked"):
         merge_runs([archive], tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -235,7 +235,7 @@ def test_an_archive_without_runs_or_on_a_full_disk(whole, tmp_path, monkeypatch)
     def full(self, *args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(tarfile.TarFile, "extractall", full)
-    with pytest.raises(DiskError, match="No space left.*TMPDIR"):
+    with pytest.raises(DiskError, match=r"No space left.*TMPDIR"):
         merge_runs([shutil.make_archive(str(tmp_path / "back"), "tar", whole[2] / "runs")], tmp_path / "runs")
 
 
