@@ -179,10 +179,10 @@ def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", hel
 def approvals(store: Store, as_json: AsJson = False) -> None:
     """List what a site has approved and refused."""
     from ..federation.approval import Approvals
-    from ..runs.folder import read_records
+    from ..runs.folder import read_lines
     held = Approvals(store)
     log = held.refused / "refused.jsonl"
-    refused = read_records(log) if log.is_file() else []
+    refused = read_lines(log) if log.is_file() else []
     if as_json:
         return print_json({"approved": held.all(), "refused": refused})
     console = out()
