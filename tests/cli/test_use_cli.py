@@ -131,3 +131,14 @@ def test_the_end_of_a_run_that_is_damaged(cli, run, tmp_path, content):
     (tmp_path / "r" / "done").unlink()
     after = cli("resume", "r", "--json").json()
     assert after["records"] == before["records"]
+
+
+@pytest.mark.parametrize("change", [{"data": None}, {"data": "x"}, {"data": {}}, {"config": 3}, {"places": None}])
+def test_settings_of_a_run_that_are_json_and_not_ours(cli, run, tmp_path, change):
+    """`export`, `measure`, `report` and `compare` ended in tracebacks."""
+    file = tmp_path / "r" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    for command in (("export", "r"), ("measure", "r", "accuracy"), ("predict", "r", "--data", SOURCE)):
+        cli(*command, code=2)
+    if change not in ({"data": {}}, {"places": None}):
+        cli("report", "r", code=2)

@@ -110,9 +110,12 @@ def read_run(path: Path) -> StoredRun:
         raise DataError(f"The file {str(path / 'done')!r} is damaged.")
     stopped = done.get("stopped", "done") if done is not None else None
     try:
-        return StoredRun(path, str(stored["config"].get("method") or stored["method"]), stored["config"], stored["data"], records,
-                         optional["environment"], optional["measures"], stopped)
-    except (KeyError, AttributeError, TypeError):
+        run = StoredRun(path, str(stored["config"].get("method") or stored["method"]), stored["config"], stored["data"], records,
+                        optional["environment"], optional["measures"], stopped)
+        if isinstance(run.about, dict) and isinstance(run.seed, int):
+            return run
+        raise TypeError
+    except (KeyError, AttributeError, TypeError, ValueError):
         raise DataError(f"The file {str(path / 'config.json')!r} is not a run's configuration.") from None
 
 

@@ -361,7 +361,7 @@ def read_finished(job: Job) -> dict[str, Any] | None:
     path = Path(job.folder)
     try:
         stored, done = read_json(path / "config.json"), read_done(path)
-        if not job.config.agrees(stored["config"]) or stored.get("code", {}) != code_of(job.config):
+        if not job.config.agrees(stored["config"]) or "hash" not in stored["data"] or stored.get("code", {}) != code_of(job.config):
             return None                                     # running it will say what differs
         if _newer_files(job.config, (path / "done").stat().st_mtime):
             return None                                     # reading the data will tell whether they are still the same
