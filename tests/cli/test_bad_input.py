@@ -153,3 +153,13 @@ def test_another_configuration_in_the_folder(cli):
     assert "lr = 0.1, not 0.2" in said
     assert "--again" in said
     cli("run", "fedavg", *TINY, "--lr", "0.2", "--out", "r", "--again")
+
+
+def test_a_setting_that_is_typed_twice(cli, tmp_path):
+    """-o lost without a word: the run had another learning rate than its user believed."""
+    assert "'lr' is set twice: by --lr 0.1 and by -o lr=0.2" in cli("run", "fedavg", *TINY, "-o", "lr=0.2", code=2).err
+    assert "'eval_every' is set twice: by --eval-every 2" in cli("compare", "fedavg", *TINY, "--eval-every", "2", "-o", "eval_every=1",
+                                                                 code=2).err
+    (tmp_path / "c.toml").write_text("momentum = 0.5")                        # the command line goes before a file
+    assert cli("run", "fedavg", *TINY, "--config", "c.toml", "-o", "momentum=0.9", "--out", "r",
+               "--json").json()["config"]["momentum"] == 0.9

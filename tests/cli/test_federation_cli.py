@@ -103,6 +103,22 @@ def test_a_site_with_words_for_labels_needs_not_name_them(cli, tmp_path):
     assert "'died'" in cli(*common, "--check", "--class-names", "dead,lived", code=2).err
 
 
+def test_labels_in_brackets_are_words_too(cli, tmp_path):
+    """[died] vanished, and [/died] ended the command in a traceback: the terminal's own signs look so."""
+    (tmp_path / "ward.csv").write_text("age,end\n" + "".join(f"{40 + i},{'[died]' if i % 4 else '[/home]'}\n" for i in range(20)))
+    said = cli("federation", "site", "store", "--number", "0", "--server", "hub:9092", "--data", "table(path='ward.csv', label=end)",
+               "--check").out
+    assert "training labels [/home] " in said
+    assert ", [died] " in said
+
+
+def test_an_app_s_setting_that_is_typed_twice(cli, data, tmp_path):
+    """-o won without a word; in `run` the other did."""
+    said = cli("federation", "init", "app", "--method", "dbe", "--like", data, "--lr", "0.1", "-o", "lr=0.2", code=2).err
+    assert "'lr' is set twice: by --lr 0.1 and by -o lr=0.2" in said
+    assert not (tmp_path / "app").exists()
+
+
 def test_a_site_s_table_is_checked_against_the_agreed_columns(cli, tmp_path):
     """`--check` said that all was well; the first run was refused."""
     (tmp_path / "ward.csv").write_text("age,pulse,ill\n" + "".join(f"{40 + i},{60 + i},{i % 2}\n" for i in range(20)))

@@ -147,13 +147,26 @@ def test_a_server_ends_what_one_before_it_left(tmp_path, monkeypatch):
     left = Processes()
     child = left.start("SuperLink", [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
                        tmp_path / "log")
-    (tmp_path / "mark").write_text(left.mark)
+    (tmp_path / "mark").write_text(f"{left.mark}\n{tmp_path}")
     monkeypatch.setattr("consilience.federation.launch.superlink_command", lambda *args: [sys.executable, "-c", "pass"])
     with Launcher(tmp_path, insecure=True) as launcher:
         with pytest.raises(LaunchError, match="ended with code 0"):
             launcher.superlink()
         assert not child.running
-        assert (tmp_path / "mark").read_text() == launcher.mark
+        assert (tmp_path / "mark").read_text() == f"{launcher.mark}\n{tmp_path}"
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_copy_of_a_server_s_folder_or_a_damaged_one_ends_nobody(tmp_path, monkeypatch, copied):
+    """A copy was tried out on the machine of the true server, whose processes were all killed."""
+    monkeypatch.setattr("consilience.federation.launch.superlink_command", lambda *args: [sys.executable, "-c", "pass"])
+    (tmp_path / "copy").mkdir()
+    with Processes() as server:
+        child = server.start("SuperLink", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log")
+        (tmp_path / "copy" / "mark").write_bytes(f"{server.mark}\n{tmp_path / 'server'}".encode() if copied else b"\xff\n")
+        with Launcher(tmp_path / "copy", insecure=True) as launcher, pytest.raises(LaunchError, match="ended with code 0"):
+            launcher.superlink()
+        assert child.running
 
 
 def test_an_error_stops_children_too(tmp_path):

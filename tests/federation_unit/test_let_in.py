@@ -145,6 +145,15 @@ def test_a_server_that_goes_away_and_returns_and_takes_the_key_back(tmp_path: Pa
                     "The server hub:9092 answers again."]
 
 
+def test_an_address_in_brackets_is_said_whole(tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """[fe80::1] looks like a sign to the terminal, and vanished."""
+    site = replace(a_site(tmp_path), superlink=SuperLink("[fe80::1]:9092", tmp_path / "ca.crt"))
+    launcher = Starts(tmp_path, [Node("CERTIFICATE_VERIFY_FAILED: certificate has expired", 1)])
+    with pytest.raises(NotLetIn, match=r"\[fe80::1\]:9092 shows has ended"):
+        watch(launcher, launcher.site(site), Approvals(tmp_path))
+    assert "Waiting for the server [fe80::1]:9092" in capsys.readouterr().err
+
+
 def test_a_key_that_was_taken_back_is_not_said_to_be_admitted(tmp_path: Path) -> None:
     class Flower:
         """A SuperLink that knows one key, and has nodes."""

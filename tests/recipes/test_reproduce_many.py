@@ -190,6 +190,55 @@ def test_runs_come_together_from_an_archive_and_go_on(whole, tmp_path):
         merge_runs([tmp_path / "broken.tar"], here / "runs")
 
 
+def spoil(path: Path, *, every: int, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    for i in range(at, len(content) - 2000, every):
+        content[i] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("form", ["zip", "gztar", "xztar", "locked"])
+def test_a_damaged_archive_brings_nothing_and_says_so(form, whole, tmp_path):
+    """Each packer has errors of its own, which ended the command in a traceback; and a .tar.gz was taken to end where it was damaged."""
+    archive = Path(shutil.make_archive(str(tmp_path / "back"), "zip" if form == "locked" else form, whole[2] / "runs"))
+    if form == "locked":                                                        # the sign of a password in both headers of a file
+        content = archive.read_bytes()
+        for sign, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+            parts = content.split(sign)
+            content = sign.join([parts[0], *(p[:place - 4] + bytes([p[place - 4] | 1]) + p[place - 3:] for p in parts[1:])])
+        archive.write_bytes(content)
+    else:
+        spoil(archive, every=3000, at=2500)
+    with pytest.raises(ConfigError, match=r"'.*back.* cannot be unpacked"):
+        merge_runs([archive], tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tar_that_is_damaged_between_two_files(whole, tmp_path):
+    """Python takes what it cannot read there for the end: the runs behind it would be missing without a word."""
+    archive = Path(shutil.make_archive(str(tmp_path / "back"), "tar", whole[2] / "runs"))
+    with tarfile.open(archive) as tar:
+        place = tar.getmembers()[-1].offset
+    content = bytearray(archive.read_bytes())
+    content[place: place + 100] = b"x" * 100
+    archive.write_bytes(content)
+    with pytest.raises(ConfigError, match="what follows its first files is damaged"):
+        merge_runs([archive], tmp_path / "runs")
+
+
+def test_an_archive_without_runs_or_on_a_full_disk(whole, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"back\.zip' holds no run"):          # and not a folder whose name nobody knows
+        merge_runs([shutil.make_archive(str(tmp_path / "back"), "zip", tmp_path / "in")], tmp_path / "runs")
+
+    def full(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(DiskError, match=r"No space left.*TMPDIR"):
+        merge_runs([shutil.make_archive(str(tmp_path / "back"), "tar", whole[2] / "runs")], tmp_path / "runs")
+
+
 def test_a_copy_that_is_cut_off_leaves_what_was_there(whole, tmp_path, monkeypatch):
     """The run here has come less far than the one that is brought, whose copying ends after some files."""
     here = tmp_path / "runs"

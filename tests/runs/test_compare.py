@@ -178,6 +178,15 @@ def test_the_best_of_a_column_is_marked_where_letters_can_be_bold() -> None:
     assert "Bold" not in alone
 
 
+def test_an_error_of_several_lines_stays_a_comment_in_latex() -> None:
+    """Its second line was typeset, or ended LaTeX with an alignment tab that is out of place."""
+    documents = {("fedavg", 0): {"records": [record(1, 0.5, 0.5, 0.5)], "data": {"hash": "x"}}}
+    failed = Comparison(["fedavg", "mine"], [0], documents, {("mine", 0): "RuntimeError: sizes differ:\n3 & 4"}, "fedavg")
+    lines = failed.table().render("latex").splitlines()
+    assert all(line.startswith("% ") for line in lines[lines.index(r"\end{tabular}") + 1:])
+    assert "% 3 & 4" in lines
+
+
 def test_a_small_p_is_not_printed_as_nought_and_a_minus_is_one_in_latex() -> None:
     table = made({"fedavg": [0.9, 0.8, 0.7], "x": [0.1, 0.0, -0.1 + 1e-6]}).table()
     assert table.rows[1][-1] == "<0.001"
@@ -437,6 +446,18 @@ def test_a_script_that_does_not_ask_for_its_name_compares_in_processes(tmp_path:
     assert "of 1 seeds" not in done.stdout
     assert "fedavg," in done.stdout
     assert len(list((tmp_path / "folder").glob("*/done"))) == 2             # local and fedavg
+
+
+def test_the_table_names_a_row_that_ended_before_its_method_acted() -> None:
+    """Patience ended the run of 40 rounds after the first; FedFM begins in the 21st."""
+    comparison = made({"fedavg": [0.5], "fedfm": [0.5]})
+    doc = comparison.documents["fedfm", 0]
+    for rounds, said in ((1, "Raise rounds"), (40, "Raise patience")):
+        doc["config"] = {"method": "fedfm", "rounds": rounds}
+        (note,) = [n for n in comparison.notes() if "changes nothing" in n]
+        assert note.startswith("fedfm: anchors first acts in round 21, and the run has 1: it changes nothing here. " + said)
+    doc["records"][0]["round"] = 21
+    assert not [n for n in comparison.notes() if "changes nothing" in n]
 
 
 def test_the_table_names_a_row_whose_method_never_acted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from consilience.runs import sweep as module
 from consilience.runs.axes import parse_axis
 from consilience.runs.config import RunConfig
 from consilience.runs.entries import Entry
+from consilience.runs.listener import Watcher
 from consilience.runs.sweep import JOURNAL, Sweep, sweep
 
 TINY = {"data": "digits", "split": "dirichlet(alpha=0.5)", "clients": 4, "rounds": 2, "steps": 3, "batch": 16, "validation": 0.2,
@@ -214,3 +216,42 @@ def test_the_command_prints_every_format_and_defaults_to_declared_ranges(optuna:
     marks = {"text": "fedprox, 2 trials", "markdown": "| trial | lr | prox.mu |", "latex": r"\toprule", "csv": "trial,lr,prox.mu"}
     for form, mark in marks.items():
         assert mark in CliRunner().invoke(app, [*call, "--format", form]).stdout
+
+
+def test_a_sweep_whose_trials_all_fail_says_so_to_scripts(tmp_path: Path, optuna: Any) -> None:
+    """It exited with 0, and what came after it went on without a best configuration."""
+    from consilience.cli.sweep import sweep as command
+    app = typer.Typer()
+    app.command()(command)
+    config = tmp_path / "settings.json"
+    config.write_text(json.dumps({k: v for k, v in TINY.items() if k != "method"}))
+    call = ["fedavg", "--config", str(config), "--trials", "2", "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(app, [*call, "--over", "lr=1e30,1e31"])
+    assert result.exit_code == 3
+    document = json.loads(result.stdout)
+    assert document["best"] is None
+    assert all("non-finite" in trial["failure"] for trial in document["trials"])
+
+
+def test_trials_that_were_made_before_say_nothing_of_the_time_left(tmp_path: Path, optuna: Any) -> None:
+    class Ear(Watcher):
+        def rounds_done(self, rounds: int) -> None:
+            heard.append(("done", rounds))
+
+        def rounds_found(self, rounds: int) -> None:
+            heard.append(("found", rounds))
+    heard: list[tuple[str, int]] = []
+    for trials in (1, 2):
+        heard.clear()
+        sweep("fedprox", BASE, OVER[:1], trials, out=tmp_path / "s", watcher=Ear())
+    assert heard[0] == ("found", 2)
+    assert next(rounds for how, rounds in heard if how == "done") == 3
+
+
+def test_a_sweep_goes_on_however_its_data_set_is_spelled(tmp_path: Path, optuna: Any, undisturbed: Sweep) -> None:
+    """Earlier versions wrote it as it had been typed."""
+    shutil.copytree(undisturbed.folder, tmp_path / "s")
+    plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    plan["config"] |= {"split": "dirichlet( alpha=.5 )", "model": "mlp(hidden = (16,))"}
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
+    assert sweep("fedprox", BASE, OVER, 4, out=tmp_path / "s").trials == undisturbed.trials

@@ -118,7 +118,7 @@ def _print_check(text: str, files: list[dict[str, Any]], held: dict[str, Any], c
               f"published test set; {held['classes']} classes; {held['megabytes']:,} MB; fingerprint {held['fingerprint']}",
               highlight=False, soft_wrap=True)
     for group, about in held["groups"].items():
-        out.print(f"group {group}: {about['values']} values, {about['smallest']} to {about['largest']} samples", highlight=False)
+        out.print(f"group {escape(group)}: {about['values']} values, {about['smallest']} to {about['largest']} samples", highlight=False)
     if held["by_class"]:
         counts = held["by_class"].items() if isinstance(held["by_class"], dict) else enumerate(held["by_class"])
         out.print("by class: " + escape(", ".join(f"{k} {v:,}" for k, v in counts)), highlight=False, soft_wrap=True)
@@ -171,7 +171,7 @@ def show(name: Name,
         console.print(f"… and {data.population - _MOST} more clients", highlight=False)
     size, skew = numbers["size"], numbers["label_skew"]
     apart = f", {len(data.test):,} in the global test set" if len(data.test) else ""
-    console.print(f"{data.name}, {escape(str(data.description['split']))}: {data.population} clients, {numbers['samples']:,} "
+    console.print(f"{escape(data.name)}, {escape(str(data.description['split']))}: {data.population} clients, {numbers['samples']:,} "
                   f"samples{apart}\n"
                   f"size {size['min']:.0f} to {size['max']:.0f} (spread {size['coefficient_of_variation']:.2f}); effective classes "
                   f"{numbers['effective_classes']['mean']:.2f}; label skew {skew['total_variation']:.2f} (total variation); "

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from ..errors import ConfigError
@@ -19,6 +18,7 @@ from ..runs.config import parse_set
 from .federation_keys import admit, admit_key, dismiss
 from .federation_study import demo, study
 from .output import AsJson, err, out, print_json, warn
+from .settings import set_twice
 
 
 class _NeedsFlower(TyperGroup):
@@ -70,12 +70,15 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
     simulated = read_run(run) if run else None
     given: dict[str, Any] = {"method": method, "model": model, "sites": sites, "rounds": rounds, "sample": sample, "classes": classes,
                               "lr": lr}
+    more: dict[str, str] = {}
     for pair in option or []:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--option takes name=value, as in deadline=600. Got {pair!r} instead.")
-        given[key.strip()] = text
-    values = {**(simulated.values if simulated else {}), **{k: v for k, v in given.items() if v is not None},
+        if given.get(key.strip()) is not None:
+            raise set_twice(key.strip(), given[key.strip()], pair)
+        more[key.strip()] = text
+    values = {**(simulated.values if simulated else {}), **{k: v for k, v in given.items() if v is not None}, **more,
               **{f"settings.{k}": v for k, v in parse_set(set_ or []).items()}}
     if simulated:
         like = like or (None if sample else simulated.like)
@@ -87,12 +90,12 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
         return print_json({"app": str(folder), "hash": sha256, "settings": settings.flat()})
     console = out()
     console.print(f"{folder}/pyproject.toml   every setting, with its meaning\n{folder}/app.py           imports the installed package\n"
-                  f"{folder}/README.md        what to do next")
+                  f"{folder}/README.md        what to do next", markup=False)
     console.print(f"{settings.run.stack().canonical} on {settings.run.run.model}, {settings.agreed.sites} sites, "
-                  f"{settings.run.run.rounds} rounds.")
+                  f"{settings.run.run.rounds} rounds.", markup=False)
     console.print(f"Hash for the sites to approve: {sha256}")
     if simulated and cut_of(simulated):
-        console.print(cut_of(simulated), soft_wrap=True)
+        console.print(cut_of(simulated), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -113,7 +116,7 @@ def certificates(folder: Annotated[Path, typer.Argument(help="Folder to write th
     console.print(f"{files.authority}       give it to every site\n"
                   f"{files.certificate}   the server's, for {', '.join(names)}; valid until {until:%Y-%m-%d}\n"
                   f"{files.key}   the server's secret\n"
-                  f"{files.authority_key}       needed only for another certificate: keep it off the server")
+                  f"{files.authority_key}       needed only for another certificate: keep it off the server", markup=False)
 
 
 @app.command()
@@ -123,7 +126,7 @@ def key(store: Store, as_json: AsJson = False) -> None:
     pair = make_key(store)
     if as_json:
         return print_json({"private": str(pair.private), "public": str(pair.public)})
-    out().print(f"{pair.private}   the site's secret\n{pair.public}   give it to the server's operator")
+    out().print(f"{pair.private}   the site's secret\n{pair.public}   give it to the server's operator", markup=False)
 
 
 @app.command("hash")
@@ -137,7 +140,7 @@ def hash_(app_: AppFolder, as_json: AsJson = False) -> None:
     console = out()
     console.print(hash_of(content))
     for name, size in files_in(content):
-        console.print(f"  {size:>8} bytes  {name}")
+        console.print(f"  {size:>8} bytes  {name}", markup=False)
 
 
 @app.command()
@@ -160,7 +163,7 @@ def approve(store: Store, what: Annotated[str, typer.Argument(metavar="HASH|APP"
     if as_json:
         return print_json({"hash": sha256, **entry})
     changes = ", ".join(entry["overrides"]) or "nothing"
-    out().print(f"Approved {sha256}\nRuns may change {changes} (and {', '.join(HARMLESS)}, which concern the server alone).")
+    out().print(f"Approved {sha256}\nRuns may change {changes} (and {', '.join(HARMLESS)}, which concern the server alone).", markup=False)
 
 
 @app.command()
@@ -176,17 +179,18 @@ def revoke(store: Store, what: Annotated[str, typer.Argument(metavar="HASH", hel
 def approvals(store: Store, as_json: AsJson = False) -> None:
     """List what a site has approved and refused."""
     from ..federation.approval import Approvals
-    from ..runs.folder import read_records
+    from ..runs.folder import read_lines
     held = Approvals(store)
     log = held.refused / "refused.jsonl"
-    refused = read_records(log) if log.is_file() else []
+    refused = read_lines(log) if log.is_file() else []
     if as_json:
         return print_json({"approved": held.all(), "refused": refused})
     console = out()
     for sha256, entry in held.all().items():
-        console.print(f"approved {entry['approved']}  {sha256}  runs may change: {', '.join(entry['overrides']) or 'nothing'}")
+        console.print(f"approved {entry['approved']}  {sha256}  runs may change: {', '.join(entry['overrides']) or 'nothing'}",
+                      markup=False)
     for entry in refused:
-        console.print(f"refused  {entry['time']}  {entry['hash']}  run {entry['run']}: {escape(entry['why'])}")
+        console.print(f"refused  {entry['time']}  {entry['hash']}  run {entry['run']}: {entry['why']}", markup=False)
     if not held.all() and not refused:
         console.print("Nothing approved, nothing refused.")
 
@@ -265,7 +269,8 @@ def site(store: Store,
                           f"{str(ca) if ca else None!r} instead.")
     pair = NodeKey(store / "site.key")
     if not insecure and not pair.private.is_file():
-        raise ConfigError(f"The site has no key in {str(store)!r}. Make one with: consilience federation key {store}")
+        raise ConfigError(f"The site has no key in {str(store)!r}. Make one with: consilience federation key "
+                          f"{shlex.quote(str(store))}")
     if not insecure:
         assert ca is not None
         check_authority(ca)
@@ -274,7 +279,8 @@ def site(store: Store,
             warn(loose)
     _show_site(about, stderr=True)
     if not Approvals(store).all():
-        warn(f"No app is approved yet; every run will be refused. Approve one with: consilience federation approve {store} HASH")
+        warn("No app is approved yet; every run will be refused. Approve one with: consilience federation approve "
+             f"{shlex.quote(str(store))} HASH")
     link = SuperLink(server_, None if insecure else ca)
     own = Site(number, data, store, link, None if insecure else pair, name, device, threads)
     with only_one(store, "site"), Launcher(store, client=True, insecure=insecure) as launcher:
@@ -287,4 +293,4 @@ def _show_site(about: dict[str, Any], stderr: bool = False) -> None:
     labels = ", ".join(f"{name} {count}" for name, count in zip(names, counts)) + " (the app numbers them)" if names else str(counts)
     (err() if stderr else out()).print(
         f"{about['train']} samples to train on, {about['validation']} to validate, {about['test']} to test; shape "
-        f"{'×'.join(map(str, about['sample']))}, {about['input']}; training labels {labels}", soft_wrap=True)
+        f"{'×'.join(map(str, about['sample']))}, {about['input']}; training labels {labels}", soft_wrap=True, markup=False)

@@ -42,5 +42,5 @@ def admit_key(launcher: Any, link: Any, public: Path) -> str | None:
     """Admit one key and say so; its node's number, None where it was admitted before."""
     from ..federation.admitted import Door
     node = Door(launcher, link).admit(public)
-    err().print(f"Admitted {public} as node {node}." if node else f"{public} was admitted before.", soft_wrap=True)
+    err().print(f"Admitted {public} as node {node}." if node else f"{public} was admitted before.", soft_wrap=True, markup=False)
     return node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable
 
@@ -30,11 +31,11 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
     """Print what happens until Ctrl-C, or an error when a process ends."""
     console = err()
     link = running.site.superlink
-    console.print(f"Waiting for the server {link.address} …")
-    running = let_in(launcher, running, lambda text: console.print(text, soft_wrap=True))
+    console.print(f"Waiting for the server {link.address} …", markup=False)
+    running = let_in(launcher, running, lambda text: console.print(text, soft_wrap=True, markup=False))
     console.print(f"The server {running.site.superlink.address} accepted this site as number {running.site.number}. Ctrl-C stops it; "
-                  "its state is kept.", soft_wrap=True)
-    console.print(f"Logs: {running.node.log}, {running.starter.log}", soft_wrap=True)
+                  "its state is kept.", soft_wrap=True, markup=False)
+    console.print(f"Logs: {running.node.log}, {running.starter.log}", soft_wrap=True, markup=False)
     seen, away = {"node": 0, "link": len(running.node.said()), "app": 0}, False
     while True:
         if running.node.process.poll() == 0:           # Flower ends it so when its key was taken back, and when it is told to stop
@@ -46,21 +47,21 @@ def watch(launcher: Launcher, running: RunningSite, approvals: Approvals) -> Non
         launcher.check()
         said = running.node.said()
         for found in _ROUND.finditer(said, seen["node"]):
-            console.print(f"run {found[1]}, round {found[2] or 0}: {WORDS.get(found[3], found[3])}")
+            console.print(f"run {found[1]}, round {found[2] or 0}: {WORDS.get(found[3], found[3])}", markup=False)
             seen["node"] = found.end()
         for found in _AWAY.finditer(said, seen["link"]):
             seen["link"] = found.end()
             if away == bool(found[1]):
                 away = not away
                 console.print(f"The server {link.address} does not answer. This site keeps its state, waits, and asks again."
-                              if away else f"The server {link.address} answers again.", soft_wrap=True)
+                              if away else f"The server {link.address} answers again.", soft_wrap=True, markup=False)
         said = running.starter.said()
         for found in sorted((m for p in (_REFUSED, _CANNOT, _RAISED) for m in p.finditer(said, seen["app"])), key=lambda m: m.start()):
             word = "Refused" if found.re is _REFUSED else "Failed"
             console.print(f"[red]{word}[/red] {escape(found[1] if found.re.groups else found[0])}", soft_wrap=True)
             if word == "Refused":
                 console.print(f"Its bundle is kept unopened in {approvals.refused}; to approve it: consilience federation approve "
-                              f"{approvals.store} HASH", soft_wrap=True)
+                              f"{shlex.quote(str(approvals.store))} HASH", soft_wrap=True, markup=False)
             elif found[0].startswith("This site cannot take part"):
                 console.print("Once that is fixed, start the site again: a run asks a site that could not take part only after it was "
                               "away.", soft_wrap=True)

@@ -58,7 +58,7 @@ def demo(method: Annotated[str, typer.Option("--method", help="Names joined by '
     if form == "text":
         kept = f" Everything is kept in {out_}." if out_ else ""
         out().print(f"\n{time.monotonic() - start:.0f} seconds; all processes have ended.{kept} Next: consilience federation study --demo, "
-                    "or docs/federation.md for three machines.", soft_wrap=True)
+                    "or docs/federation.md for three machines.", soft_wrap=True, markup=False)
 
 
 def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, made by `federation init` without a method's "
@@ -114,7 +114,7 @@ def study(app: Annotated[Path | None, typer.Argument(help="The app's folder, mad
                     sys.stdout.write("\n")
                 print_table(table, form)
             if form == "text" and saved:
-                out().print(f"\nRuns, study.json and study.md: {out_}")
+                out().print(f"\nRuns, study.json and study.md: {out_}", markup=False)
         if any(outcome.failure for outcome in outcomes):        # the tables say which, and why
             raise typer.Exit(3)
 

@@ -50,6 +50,7 @@ def configure(config: Path | None, set_: list[str] | None, option: list[str] | N
     """A file's settings under those of the command line."""
     values: dict[str, Any] = read_config_file(config) if config else {}
     settings = {**flatten_settings(values.pop("settings", None) or {}), **parse_set(set_ or [])}
+    typed = {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
     for pair in option or []:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -58,6 +59,12 @@ def configure(config: Path | None, set_: list[str] | None, option: list[str] | N
             raise ConfigError("The method's 'settings' are given one by one, as in --set dbe.kappa=5.")
         if key.strip() == "method":
             raise ConfigError(f"A method is named right after the command, as in run {text.strip() or 'fedavg'}, and not by -o method=….")
+        if key.strip() in typed:
+            raise set_twice(key.strip(), typed[key.strip()], pair)
         values[key.strip()] = text
-    values |= {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
-    return RunConfig.make({**values, "settings": settings})
+    return RunConfig.make({**values, **typed, "settings": settings})
+
+
+def set_twice(name: str, value: Any, pair: str) -> ConfigError:
+    """Neither of two settings of one name is dropped without a word."""
+    return ConfigError(f"{name!r} is set twice: by --{name.replace('_', '-')} {value} and by -o {pair}. Leave one of them out.")

@@ -41,3 +41,5 @@ def sweep(method: s.Method,
         print_table(found.table(), form)
         if form == "text":
             typer.echo(f"Trials: {found.folder}")
+    if all(trial["failure"] for trial in found.trials):
+        raise typer.Exit(3)

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -155,12 +156,15 @@ class Launcher(Processes):
 
     def _clear(self) -> None:
         """End what a server of this folder left that was killed. Its SuperLink may hold on to the database and wait for whoever follows a
-        run's log, and the run's own process would go on beside the one that resumes it.
+        run's log, and the run's own process would go on beside the one that resumes it. The mark in a copy of a folder is another
+        server's, which may be at work.
         """
         path = self.folder / "mark"
         if path.is_file():
-            end_marked(path.read_text(encoding="utf-8"))
-        write_bytes(path, self.mark.encode())
+            mark, _, folder = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+            if folder == str(self.folder):
+                end_marked(mark)
+        write_bytes(path, f"{self.mark}\n{self.folder}".encode())
 
     def register(self, link: SuperLink, *public: Path) -> list[str]:
         """Admit sites' public keys, several at a time; the numbers Flower gives their nodes."""
@@ -173,7 +177,8 @@ class Launcher(Processes):
     def site(self, site: Site, wait: bool = True) -> RunningSite:
         """Start a SuperNode and the starter of approved apps; by default wait until the server has accepted it."""
         if site.superlink.authority is not None and site.key is None:
-            raise ConfigError(f"Site {site.number} has no key. Make one with: consilience federation key {site.store}")
+            raise ConfigError(f"Site {site.number} has no key. Make one with: consilience federation key "
+                              f"{shlex.quote(str(site.store))}")
         for path in (site.store, site.store / "state"):
             with disk("make", path):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 from pathlib import Path
 
 from cryptography import x509
@@ -83,7 +84,8 @@ def read_by_others(key: Path) -> str | None:
     """A warning where others of this machine may read a private key, as after copying it. They could speak for its owner."""
     if os.name == "nt" or not key.stat().st_mode & 0o077:
         return None
-    return f"Others with an account here may read or change the private key {str(key)!r}. Take that from them with: chmod 600 {key}"
+    return (f"Others with an account here may read or change the private key {str(key)!r}. Take that from them with: chmod 600 "
+            f"{shlex.quote(str(key))}")
 
 
 def _valid_today(path: Path, certificate: x509.Certificate, mend: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, ConsilienceError
 from ..report.gather import find_runs, read_run
-from ..runs.files import disk
+from ..runs.files import DiskError, disk
 
 
 def merge_runs(sources: Sequence[str | Path], runs: Path) -> list[str]:
@@ -23,6 +23,8 @@ def merge_runs(sources: Sequence[str | Path], runs: Path) -> list[str]:
         elif source.is_file():
             with tempfile.TemporaryDirectory() as place:
                 _unpack(source, Path(place))
+                if not any(Path(place).rglob("config.json")):
+                    raise ConfigError(f"The archive {str(source)!r} holds no run: there is no config.json in it.")
                 copied += _copy(Path(place), runs)
         else:
             raise ConfigError(f"There is no folder or archive {str(source)!r} to take runs from.")
@@ -37,8 +39,30 @@ def _unpack(archive: Path, into: Path) -> None:
         else:
             with tarfile.open(archive) as tar:
                 tar.extractall(into, filter="data")                  # no links out of the folder, no devices, no absolute names
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ConfigError(f"The archive {str(archive)!r} cannot be unpacked: {error}.") from None
+                _check_end(tar)
+    except OSError as error:
+        if error.errno is not None:                                  # the disk's fault, and not the archive's
+            raise DiskError(f"Cannot unpack {str(archive)!r} into {tempfile.gettempdir()!r}: {error.strerror}. Free some space there, or "
+                            "name another place in the variable TMPDIR.") from error
+        raise _damaged(archive, error) from None
+    except Exception as error:               # each packer has errors of its own for damage, for passwords and for what it does not know
+        raise _damaged(archive, error) from None
+
+
+def _check_end(tar: tarfile.TarFile) -> None:
+    """tarfile takes what it cannot read in the middle for the end, and then leaves out runs without a word. Reading on to the true end
+    compares the checksum of what is packed."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        raise tarfile.TarError("what follows its first files is damaged")
+    while tar.fileobj.read(2**20):
+        pass
+
+
+def _damaged(archive: Path, error: Exception) -> ConfigError:
+    why = "it is no .tar, .tar.gz or .zip file, or is damaged" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
+    return ConfigError(f"The archive {str(archive)!r} cannot be unpacked: {why}.")
 
 
 def _copy(folder: Path, runs: Path) -> list[str]:

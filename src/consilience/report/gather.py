@@ -105,11 +105,17 @@ def read_run(path: Path) -> StoredRun:
     records = read_records(path / "records.jsonl") if (path / "records.jsonl").is_file() else []
     optional = {name: read_json(path / f"{name}.json") if (path / f"{name}.json").is_file() else {}
                 for name in ("environment", "measures")}
-    stopped = read_json(path / "done").get("stopped", "done") if (path / "done").is_file() else None
+    done = read_json(path / "done") if (path / "done").is_file() else None
+    if done is not None and not isinstance(done, dict):
+        raise DataError(f"The file {str(path / 'done')!r} is damaged.")
+    stopped = done.get("stopped", "done") if done is not None else None
     try:
-        return StoredRun(path, str(stored["config"].get("method") or stored["method"]), stored["config"], stored["data"], records,
-                         optional["environment"], optional["measures"], stopped)
-    except (KeyError, AttributeError, TypeError):
+        run = StoredRun(path, str(stored["config"].get("method") or stored["method"]), stored["config"], stored["data"], records,
+                        optional["environment"], optional["measures"], stopped)
+        if isinstance(run.about, dict) and isinstance(run.seed, int):
+            return run
+        raise TypeError
+    except (KeyError, AttributeError, TypeError, ValueError):
         raise DataError(f"The file {str(path / 'config.json')!r} is not a run's configuration.") from None
 
 

@@ -69,7 +69,8 @@ class Table:
         line = lambda cells: " & ".join(cells) + r" \\"
         body = [r"\begin{tabular}{l" + "r" * (len(self.header) - 1) + "}", r"\toprule", line(map(safe, self.header)), r"\midrule",
                 *map(line, self._marked(safe, r"\textbf{{{}}}".format)), r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *(f"% {n}" for n in self._marked_notes())])
+        comments = [f"% {line}" for note in self._marked_notes() for line in note.splitlines()]          # an error may have several
+        return "\n".join([*([f"% {self.title}"] if self.title else []), *body, *comments])
 
     def csv(self) -> str:
         """For programs: a number a cell, nothing where there is none; what is printed where a table has no such numbers."""

@@ -246,7 +246,9 @@ class Comparison:
         for (name, _), doc in self.documents.items():
             config = doc.get("config", {})
             if method := _method(config):
-                said |= dict.fromkeys(f"{name}: {line}" for line in too_late(method.parts, config.get("rounds", math.inf)))
+                made = max((r["round"] for r in doc["records"]), default=math.inf)
+                cause = "patience" if made < config.get("rounds", made) else "rounds"
+                said |= dict.fromkeys(f"{name}: {line}" for line in too_late(method.parts, made, cause))
         return list(said)
 
     def failed(self) -> list[str]:

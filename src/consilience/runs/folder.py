@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class RunFolder:
                                **({"code": code} if code else {})})
         settle_store(fed, config.run.store, config.run.rounds, self.path)
         start = self.restore_newest(fed, self._recorded(fed))
-        if self.done and start < read_json(self.path / "done")["summary"]["rounds"]:
+        if self.done and start < read_done(self.path)["summary"]["rounds"]:
             with disk("reopen", self.path):
                 (self.path / "done").unlink()      # damaged since: make the last rounds again from an older checkpoint
         if not self.done:                     # a finished run is only read
@@ -110,7 +110,7 @@ class RunFolder:
         for record in result.records:
             self._best = max(self._best, _validation(record))
         if self.done:
-            result.stopped = read_json(self.path / "done")["stopped"]
+            result.stopped = read_done(self.path)["stopped"]
         if self.spare:
             self._last = time.monotonic()
         return not self.done
@@ -306,12 +306,40 @@ def safe_name(name: str) -> str:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Records of a run, finished or not. A last line cut off by a power failure is left out."""
+    return read_lines(path, _is_record)
+
+
+def read_lines(path: Path, sound: Callable[[dict[str, Any]], bool] = lambda line: True) -> list[dict[str, Any]]:
+    """A file of tables in JSON, one in a line, each of which is to be `sound`."""
     out: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            out.append(json.loads(line))
+            table = json.loads(line)
         except json.JSONDecodeError:
-            if number < len(lines):
-                raise DataError(f"The file {str(path)!r} is damaged in line {number}.") from None
+            if number == len(lines):
+                break
+            table = None
+        if not isinstance(table, dict) or not sound(table):
+            raise DataError(f"The file {str(path)!r} is damaged in line {number}.")
+        out.append(table)
     return out
+
+
+def _is_record(line: dict[str, Any]) -> bool:
+    """Whether what everybody reads of a record is of its kind."""
+    number = lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (isinstance(line.get("round"), int) and all(number(line.get(name, 0)) for name in ("bytes_up", "bytes_down"))
+            and (line.get("loss") is None or number(line["loss"])) and isinstance(line.get("measured", {}), dict)
+            and all(isinstance(line.get(name) or {}, dict) for name in ("global", "personalised", "validation", "criterion", "measures")))
+
+
+def read_done(folder: Path) -> dict[str, Any]:
+    """What a finished run's folder says of its end."""
+    done = read_json(folder / "done")
+    try:
+        if isinstance(done["summary"]["rounds"], int) and isinstance(done["stopped"], str):
+            return done
+    except (KeyError, TypeError):
+        pass
+    raise DataError(f"The file {str(folder / 'done')!r} is damaged. Delete it: the same command then resumes from the newest checkpoint.")

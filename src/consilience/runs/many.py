@@ -37,7 +37,7 @@ from ..memory import no_room
 from ..metrics.registry import MEASURES
 from .config import RunConfig
 from .files import read_json
-from .folder import default_folder, read_records
+from .folder import default_folder, read_done, read_records
 from .listener import Listener, Watcher
 from .outside import code_of
 from .result import Result
@@ -360,8 +360,8 @@ def read_finished(job: Job) -> dict[str, Any] | None:
         return None
     path = Path(job.folder)
     try:
-        stored, done = read_json(path / "config.json"), read_json(path / "done")
-        if not job.config.agrees(stored["config"]) or stored.get("code", {}) != code_of(job.config):
+        stored, done = read_json(path / "config.json"), read_done(path)
+        if not job.config.agrees(stored["config"]) or "hash" not in stored["data"] or stored.get("code", {}) != code_of(job.config):
             return None                                     # running it will say what differs
         if _newer_files(job.config, (path / "done").stat().st_mtime):
             return None                                     # reading the data will tell whether they are still the same
@@ -369,7 +369,7 @@ def read_finished(job: Job) -> dict[str, Any] | None:
         # a document needs no federation, and making one is what takes the time
         result = Result(stored["config"], stored["method"], stored["data"], records, None, stopped=done["stopped"])  # type: ignore[arg-type]
         return result.document()
-    except (ConsilienceError, KeyError, OSError):
+    except (ConsilienceError, KeyError, TypeError, AttributeError, OSError):
         return None
 
 

@@ -47,7 +47,8 @@ def read_run_config(path: str | Path, data_dir: str | None = None) -> tuple[RunC
     if not (path / "config.json").is_file():
         raise no_run(path)
     stored = read_json(path / "config.json")
-    if not isinstance(stored, dict) or not {"config", "data"} <= stored.keys():
+    held = [stored.get(part) for part in ("config", "data")] + [stored.get("places", {})] if isinstance(stored, dict) else [None]
+    if not all(isinstance(part, dict) for part in held):
         raise ConfigError(f"The folder {str(path)!r} holds no run: its config.json is another program's.")
     values = {**stored["config"], **{k: v for k, v in stored.get("places", {}).items() if v is not None}}
     if data_dir is not None:
@@ -80,10 +81,10 @@ def open_run(path: str | Path, data_dir: str | None = None, data: FederatedData 
                         "Python consilience.runs.reload.open_run(path, data=…) takes them; runs on files, as "
                         'arrays(path="mine.npz"), find them again.')
     data = data or load_data(config)
-    if data.split_hash() != about["hash"]:
-        raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {data.split_hash()} in place of "
-                        f"{about['hash']}. Was the data set changed? A run that was given data which `load` had divided needs them again: "
-                        "open_run(path, data=…).")
+    if (mine := data.split_hash()) != (theirs := about.get("hash")):
+        raise DataError(f"The data of the run in {str(path)!r} are divided differently now: hash {mine} in place of {theirs}. "
+                        "Was the data set changed? A run that was given data which `load` had divided needs them again: open_run(path, "
+                        "data=…).")
     fed = build_federation(config, data)
     opened_store(fed, path)
     if RunFolder(path).restore_newest(fed) < 0:

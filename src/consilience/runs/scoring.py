@@ -124,9 +124,10 @@ def _finite(scores: Scores, fed: Federation) -> Scores:
     return scores
 
 
-def too_late(parts: Iterable[Part], rounds: int) -> list[str]:
-    """Of parts that first act after the last of so many rounds: their run is that of the other parts under their name."""
-    return [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise rounds, or let it "
+def too_late(parts: Iterable[Part], rounds: float, cause: str = "rounds") -> list[str]:
+    """Of parts that first act after the last of so many rounds: their run is that of the other parts under their name. The setting that is
+    the `cause` of no more rounds is named."""
+    return [f"{part.name} first acts in round {part.begins}, and the run has {rounds}: it changes nothing here. Raise {cause}, or let it "
             f"begin earlier (consilience explain {part.name})." for part in parts if part.begins > rounds]
 
 

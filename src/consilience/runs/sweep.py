@@ -23,7 +23,7 @@ from ..errors import ConfigError, ConsilienceError, unknown
 from ..metrics.criterion import criterion_of, validation_score
 from ..report.tables import Table
 from .axes import Axis, parse_axis
-from .config import RunConfig
+from .config import RunConfig, spelled
 from .entries import Entry, make_entries
 from .files import DiskError, disk, drop_drafts, read_json, write_json
 from .folder import default_folder, read_records
@@ -139,7 +139,7 @@ def _check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     if known.is_file():
         old, new = read_json(known), dict(plan)
         pairs = {**{k: (old.get(k), v) for k, v in new.items() if k != "config"},
-                 **{k: (old["config"].get(k), v) for k, v in new["config"].items()}}
+                 **{k: (spelled(k, old["config"].get(k)), v) for k, v in new["config"].items()}}
         for key, (was, now) in pairs.items():
             if was != now:
                 raise ConfigError(f"The folder {str(folder)!r} holds a sweep with {key} = {was!r}, not {now!r}. Choose another --out.")
@@ -194,7 +194,7 @@ class _Study:
         tried = {self.known_by(t["settings"]) for t in done}
         many = int(min(most, len(done) + self.left(tried)))
         watcher.begin("sweeping", many, many * rounds)
-        watcher.rounds_done(min(len(done), many) * rounds)
+        watcher.rounds_found(min(len(done), many) * rounds)
         for number in range(len(done), many):
             trial = self.ask(number, tried)
             tried.add(self.known_by(trial.params))
@@ -263,7 +263,7 @@ class _Ear(Listener):
         self.trial, self.folder, self.watcher, self.before = trial, folder, watcher, before
 
     def started(self, federation: Federation, rounds: int, done: int) -> None:
-        self.watcher.rounds_done(self.before + done)
+        self.watcher.rounds_found(self.before + done)
         records = self.folder / "records.jsonl"
         for record in read_records(records) if records.is_file() else []:
             if record["round"] <= done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ..metrics.criterion import validation_score
 from .files import read_tensors
 from .folder import safe_name
 from .reload import OpenedRun, open_run
-from .states import MOST_FILES, return_to_best, with_own
+from .states import MOST_FILES, own_tensors, return_to_best, with_own
 
 WHICH = ("final", "best")
 
@@ -83,7 +83,7 @@ def _return_to_best(run: OpenedRun) -> None:
     if not folder.is_dir() or not scored:
         raise ConfigError(f"The run in {str(run.path)!r} kept no best model, because it had no validation samples. Use --which final, "
                           "or run it with -o validation=0.1.")
-    flat = read_tensors(folder / "global.safetensors")
+    flat = _read_like(folder / "global.safetensors", {k: t for half in fed.model.values() for k, t in half.items()})
     fed.model = {half: {k: flat[k].to(fed.device) for k in keys} for half, keys in fed.model.items()}
     fed.round_number = max(scored, key=lambda r: (validation_score(r), -r["round"]))["round"]
     fed.last_exchange = fed.round_number
@@ -91,8 +91,22 @@ def _return_to_best(run: OpenedRun) -> None:
         return_to_best(fed, run.path)
     elif fed.personal and not fed.pooled:
         for number, client in enumerate(run.data.clients):
-            own = read_tensors(folder / "clients" / f"{safe_name(client.name)}.safetensors")
-            fed.clients.put(number, with_own(fed, fed.client(number), own))
+            state = fed.client(number)
+            own = _read_like(folder / "clients" / f"{safe_name(client.name)}.safetensors", own_tensors(fed, state))
+            fed.clients.put(number, with_own(fed, state, own))
+
+
+def _read_like(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A file of tensors with the names, shapes and types of others, none of them infinite. What parts keep may be in one of both alone:
+    a client has it once it took part."""
+    read = read_tensors(path)
+    lasting = {name for name in like.keys() ^ read.keys() if not name.startswith("kept/")}
+    wrong = sorted(lasting | {name for name, t in read.items() if not bool(torch.isfinite(t).all())
+                              or (name in like and (t.shape, t.dtype) != (like[name].shape, like[name].dtype))})
+    if wrong:
+        raise DataError(f"The file {str(path)!r} is damaged, or of another run: {wrong[0]!r} is missing, or not as the run has it. Use "
+                        "--which final, or run it anew with --again.")
+    return read
 
 
 def served(run: OpenedRun, client: str | None = None) -> Served:

@@ -222,7 +222,7 @@ def _fill(values: np.ndarray, owner: list[Any] | None, column: str) -> None:
         mine = whose == name
         if gone[mine].all():
             raise DataError(f"Column {column!r} has no value in any row{f' of {name!r}' if name else ''}, so its mean is not known. "
-                            f"Leave the column out with drop={column!r}.")
+                            f"Fill it in, or leave the column out with drop={column!r}.")
         values[mine & gone] = values[mine & ~gone].astype(np.float64).mean()
 
 
