@@ -89,6 +89,13 @@ def test_what_is_in_it(trained):
     assert read_tensors(at / "final" / "clients" / f"{names[0].name}.safetensors").keys() == {"personal/prbm/shift"}
 
 
+def test_a_run_that_was_cut_off_says_where_it_ran(interrupted):
+    """Pages of results name the engine of every run, and many runs are cut off."""
+    environment = json.loads((interrupted[0] / "environment.json").read_text())
+    assert environment["engine"] == "sequential"
+    assert environment["estimate"]["memory_bytes"] > 0
+
+
 def test_settings_of_a_newer_version_are_said_to_be(trained, tmp_path, monkeypatch):
     shutil.copytree(trained("dbe"), tmp_path / "r")
     stored = json.loads((tmp_path / "r" / "config.json").read_text())

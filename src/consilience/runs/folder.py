@@ -104,7 +104,6 @@ class RunFolder:
                 (self.path / "done").unlink()      # damaged since: make the last rounds again from an older checkpoint
         if not self.done:                     # a finished run is only read
             drop_drafts(*(self.path / place for place in WRITTEN))
-            self.describe_environment(fed, {})
             self._drop_checkpoints_after(start)
         result.records.extend(self._cut_records(start))
         for record in result.records:

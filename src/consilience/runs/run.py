@@ -179,11 +179,13 @@ def _engine(config: RunConfig, fed: Federation, folder: RunFolder | None, listen
 def _train(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
            folder: RunFolder | None, cores: int | None, until: float | None) -> None:
     with _engine(config, fed, folder, listener, cores) as (choice, needs):
-        _rounds(config, data, fed, result, listener, folder, until)
-        ran = choice.record(fed) | describe_store(fed) | {"estimate": needs.record()}
-        result.measured |= ran
+        describe = lambda: choice.record(fed) | describe_store(fed) | {"estimate": needs.record()}
         if folder:
-            folder.describe_environment(fed, ran)
+            folder.describe_environment(fed, describe())     # a run that is cut off says where it ran, too
+        _rounds(config, data, fed, result, listener, folder, until)
+        result.measured |= describe()
+        if folder:
+            folder.describe_environment(fed, describe())
 
 
 def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Result, listener: Listener,
