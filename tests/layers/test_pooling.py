@@ -46,9 +46,52 @@ def test_same_numbers_and_strides(window, more, form, monkeypatch):
     assert a.stride() == b.stride()
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("size", [(28, 28), (23, 24), (24, 23), (32, 32)], ids=str)
+@pytest.mark.parametrize("channels", [1, 6, 32])
+def test_slices_give_the_same_numbers_and_strides(channels, size, monkeypatch):
+    """With ties in most windows, in maps of even and odd sizes; where no gradient is asked for, no places are either."""
+    x = maps(50, channels, *size)
+    monkeypatch.setattr(pooling._Pooled, "apply", lambda *a: pytest.fail("places"))
+    theirs = F.max_pool2d(x, 2)
+    for given, grad in ((x, True), (x.clone().requires_grad_(), False)):
+        with torch.set_grad_enabled(grad):
+            ours = swift(2)(given)
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert torch.equal(pooling._largest(x), theirs)
+    ours, places = pooling._largest_and_places(x)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(places, F.max_pool2d(x, 2, return_indices=True)[1])
+
+
+def test_by_hand_the_first_of_equal_numbers_counts():
+    """One map of 4×5, whose last column no window has. Windows: 1 7 7 0 (7 at place 1 of row 0, the first of two), 2 2 2 2 (place 2),
+    0 0 0 3 (row 3, column 1: place 16), 4 0 5 5 (row 3, column 2: place 17).
+    """
+    x = torch.tensor([[1.0, 7, 2, 2, 9], [7, 0, 2, 2, 9], [0, 0, 4, 0, 9], [0, 3, 5, 5, 9]])[None, None]
+    largest, places = pooling._largest_and_places(x)
+    assert largest.tolist() == [[[[7, 2], [3, 5]]]]
+    assert places.tolist() == [[[[1, 2], [16, 17]]]]
+
+
+@pytest.mark.parametrize("shape", [(50, 6, 23, 24), (50, 6, 28, 28), (4, 32, 32, 32)], ids=str)
+def test_the_way_back_from_slices(shape, monkeypatch):
+    x, used = maps(*shape).requires_grad_(), []
+    monkeypatch.setattr(pooling._Pooled, "apply", lambda *a, real=pooling._Pooled.apply: used.append(a[1]) or real(*a))
+    theirs, ours = nn.MaxPool2d(2)(x), swift(2)(x)
+    assert used == [True]
+    assert torch.equal(ours, theirs)
+    g = rng.normal(rng.key(0, "g"), tuple(theirs.shape))
+    a, = torch.autograd.grad(theirs, x, g)
+    b, = torch.autograd.grad(ours, x, g)
+    assert torch.equal(a, b)
+    assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 23, 24), (50, 6, 28, 28)], ids=["turned", "by slices"])
+def test_second_derivatives(shape):
     """d/dx Σ (dL/dx)² for L = Σ pool(x)²: what parts that differentiate through a gradient need."""
-    x = maps(3, 32, 23, 24).requires_grad_()
+    x = maps(*shape).requires_grad_()
     results = []
     for layer in (nn.MaxPool2d(2), swift(2)):
         first, = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
@@ -57,11 +100,13 @@ def test_second_derivatives():
     assert bool(results[0].any())
 
 
-@pytest.mark.parametrize("shape", [(4, 8, 24, 24), (2, 16, 8, 8), (4, 32, 32, 32), (32, 23, 24)],
+@pytest.mark.parametrize(("shape", "window"), [((50, 8, 24, 24), 3), ((2, 16, 8, 8), 2), ((4, 32, 32, 32), 3), ((32, 23, 24), 2)],
                          ids=["few channels", "little work", "pages apart", "no batch"])
-def test_where_it_does_not_pay_pytorch_pools(shape, monkeypatch):
+def test_where_it_does_not_pay_pytorch_pools(shape, window, monkeypatch):
     monkeypatch.setattr(pooling._Pooled, "apply", lambda *a: pytest.fail("turned round"))
-    assert torch.equal(swift(2)(maps(*shape)), F.max_pool2d(maps(*shape), 2))
+    monkeypatch.setattr(pooling, "_largest", lambda x: pytest.fail("slices"))
+    x = maps(*shape).requires_grad_()
+    assert torch.equal(swift(window)(x), F.max_pool2d(x, window))
 
 
 def test_the_layer_stays_what_it_was():

@@ -18,12 +18,16 @@ class _Pooled(torch.autograd.Function):
     """PyTorch's CPU kernel compares one number at a time in contiguous maps, and a vector of channels in channels_last.
 
     So maps are turned round for the comparison alone, and the result turned back: an element keeps its value and the place
-    of the largest element in its window is a number within the map, whatever the layout.
+    of the largest element in its window is a number within the map, whatever the layout. Maps of few channels are not worth turning;
+    their windows of 2×2 are compared slice by slice.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
-        out, place = torch.ops.aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *window)
+    def forward(ctx: Any, x: Tensor, by_slices: bool, *window: Any) -> Tensor:
+        if by_slices:
+            out, place = _largest_and_places(x)
+        else:
+            out, place = torch.ops.aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *window)
         ctx.save_for_backward(x, place)
         ctx.window = window
         return out.contiguous()
@@ -32,7 +36,7 @@ class _Pooled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, place = ctx.saved_tensors
         back = torch.ops.aten.max_pool2d_with_indices_backward(grads[0].contiguous(), x, *ctx.window, place.contiguous())
-        return back, *([None] * len(ctx.window))
+        return back, None, *([None] * len(ctx.window))
 
 
 class MaxPool2d(nn.MaxPool2d):
@@ -43,9 +47,39 @@ class MaxPool2d(nn.MaxPool2d):
             return super().forward(input)
         if max_pool.usable(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode):
             return max_pool.max_pool(input, self.kernel_size, self.stride, self.padding)          # type: ignore[arg-type]
-        if not _pays(input):
+        if not _compared_one_by_one(input):
             return super().forward(input)
-        return _Pooled.apply(input, *map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
+        slices, turning = by_twos(self), _worth_turning(input)
+        if slices and not (torch.is_grad_enabled() and input.requires_grad):
+            return _largest(input)                        # cheaper than turning, where nobody asks for the places
+        if not (slices or turning):
+            return super().forward(input)
+        window = map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation))
+        return _Pooled.apply(input, not turning, *window, self.ceil_mode)
+
+
+def by_twos(pool: nn.MaxPool2d) -> bool:
+    """Whether this is a pooling of 2×2 windows side by side."""
+    return (pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2)) and pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1))
+            and not pool.ceil_mode and not pool.return_indices)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Of every 2×2 window."""
+    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
+    rows = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+    return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+
+def _largest_and_places(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with their places in the maps; of equal numbers the first counts, row by row, as in PyTorch's kernel."""
+    width, (h, w) = x.shape[3], (x.shape[2] // 2, x.shape[3] // 2)
+    a, b = x[:, :, 0:2 * h:2, 0:2 * w:2], x[:, :, 0:2 * h:2, 1:2 * w:2]
+    c, d = x[:, :, 1:2 * h:2, 0:2 * w:2], x[:, :, 1:2 * h:2, 1:2 * w:2]
+    upper, lower = torch.maximum(a, b), torch.maximum(c, d)
+    within = torch.where(lower > upper, (d > c).long() + width, (b > a).long())
+    corners = torch.arange(0, 2 * h, 2, device=x.device)[:, None] * width + torch.arange(0, 2 * w, 2, device=x.device)
+    return torch.maximum(upper, lower), within.add_(corners)
 
 
 class _Averaged(torch.autograd.Function):
@@ -78,12 +112,16 @@ def average(x: Tensor) -> Tensor:
     return _Averaged.apply(x)
 
 
-def _pays(x: Tensor) -> bool:
+def _compared_one_by_one(x: Tensor) -> bool:
+    """Whether PyTorch would compare these maps one number at a time, and there are numbers enough to outweigh a few more calls."""
+    return x.device.type == "cpu" and x.dim() == 4 and x.numel() >= FEWEST_NUMBERS and x.is_contiguous()
+
+
+def _worth_turning(x: Tensor) -> bool:
     """Whether turning the maps round costs less than it saves. Channels a whole number of pages apart fall on each other
     in the cache, so that maps of 32×32 are slow to turn.
     """
-    return (x.device.type == "cpu" and x.dim() == 4 and x.shape[1] >= FEWEST_CHANNELS and x.numel() >= FEWEST_NUMBERS
-            and x.is_contiguous() and x.shape[2] * x.shape[3] * x.element_size() % 4096 != 0)
+    return x.shape[1] >= FEWEST_CHANNELS and x.shape[2] * x.shape[3] * x.element_size() % 4096 != 0
 
 
 def _pair(n: Any) -> list[int]:

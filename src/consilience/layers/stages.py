@@ -19,7 +19,7 @@ from ..kernels.derivatives import transformed, twice
 from . import conv_twice, norms, stage_cpu
 from .bfloat16 import READY, without_bias
 from .listeners import heard
-from .pooling import AdaptiveAvgPool2d, MaxPool2d
+from .pooling import AdaptiveAvgPool2d, MaxPool2d, by_twos
 
 
 class Chain(nn.Sequential):
@@ -113,7 +113,7 @@ def _conv_relu_pool(x: Any, turned: bool, layers: Sequence[Any], at: int) -> tup
     if stage_cpu.usable(x, conv, pool):
         own = turned or not (is_turned(x) or is_turned(conv.weight))
         return 3, stage_cpu.conv_relu_pool(x, conv, pool), own
-    if not _by_twos(pool):
+    if not by_twos(pool):
         return _conv_relu(x, turned, layers, at)
     if type(conv) is nn.Conv2d and _plain(conv) and stage.usable(x, conv):
         return 3, stage.conv_relu_pool(x, conv.weight, conv.bias, int(conv.padding[0])), turned
@@ -166,12 +166,6 @@ def _plain(conv: nn.Conv2d) -> bool:
     return (not torch.jit.is_tracing() and conv.kernel_size[0] == conv.kernel_size[1] and _one(conv.stride) and _one(conv.dilation)
             and conv.groups == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
             and conv.padding[0] == conv.padding[1])
-
-
-def _by_twos(pool: nn.MaxPool2d) -> bool:
-    """Whether this is a pooling of 2×2 windows side by side."""
-    return (pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2)) and pool.padding in (0, (0, 0)) and _one(pool.dilation)
-            and not pool.ceil_mode and not pool.return_indices)
 
 
 def _one(n: Any) -> bool:
