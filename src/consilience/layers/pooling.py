@@ -12,6 +12,7 @@ from ..kernels import max_pool
 from ..kernels.derivatives import transformed, twice
 
 FEWEST_CHANNELS, FEWEST_NUMBERS = 16, 2**15      # a vector of channels to compare at once; work to outweigh one more call
+FEWEST_FOR_PLACES = 2**18                        # work to outweigh a dozen calls
 
 
 class _Pooled(torch.autograd.Function):
@@ -49,10 +50,10 @@ class MaxPool2d(nn.MaxPool2d):
             return max_pool.max_pool(input, self.kernel_size, self.stride, self.padding)          # type: ignore[arg-type]
         if not _compared_one_by_one(input):
             return super().forward(input)
-        slices, turning = by_twos(self), _worth_turning(input)
-        if slices and not (torch.is_grad_enabled() and input.requires_grad):
+        if by_twos(self) and not (torch.is_grad_enabled() and input.requires_grad):
             return _largest(input)                        # cheaper than turning, where nobody asks for the places
-        if not (slices or turning):
+        turning = _worth_turning(input)
+        if not turning and not (by_twos(self) and _worth_slicing(input)):
             return super().forward(input)
         window = map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation))
         return _Pooled.apply(input, not turning, *window, self.ceil_mode)
@@ -122,6 +123,11 @@ def _worth_turning(x: Tensor) -> bool:
     in the cache, so that maps of 32×32 are slow to turn.
     """
     return x.shape[1] >= FEWEST_CHANNELS and x.shape[2] * x.shape[3] * x.element_size() % 4096 != 0
+
+
+def _worth_slicing(x: Tensor) -> bool:
+    """Whether finding the places slice by slice costs less than PyTorch's comparison."""
+    return x.shape[1] < FEWEST_CHANNELS and x.numel() >= FEWEST_FOR_PLACES
 
 
 def _pair(n: Any) -> list[int]:
