@@ -147,6 +147,13 @@ WRONG = {
         r"'before' of part 'mine' must return one number: a tensor without dimensions, or a float. Got NoneType .* Is a return"),
     "a loss for nothing to step": ({"adversary": lambda self, v: v.trace.logits.mean()},
         r"'adversary' of part 'mine' returns a loss, and the part has nothing .* attach a module in 'build', or .* 'init_personal'"),
+    # what is tracked is copied to where scratch lies, and among whole numbers 0.5 was 0, without a word
+    "a mean tracked among whole numbers": ({"init_scratch": lambda self, c: {"mean": torch.tensor(0)},
+                                            "track": lambda self, v: {"mean": v.scratch["mean"] + 0.5}},
+        r"'track' of part 'mine' must return .* 'init_scratch' declares: 'mean' is of the type torch.float32, not torch.int64"),
+    "a share of one client beside whole numbers of another":
+        ({"init_scratch": lambda self, c: {"share": torch.tensor(0.5 if c.id else 0)}},
+        r"tensors of the same names and shapes on every client: 'share' is of the type torch.float32, not torch.int64"),
     # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
     "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
                                     "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
@@ -167,6 +174,16 @@ def test_a_wrong_form_is_refused_and_nothing_of_the_round_stays(what):
     with pytest.raises(ConfigError, match=said):
         fed.round()
     assert fed.round_number == 0
+
+
+def test_what_is_tracked_may_be_of_another_type_that_loses_nothing_whole():
+    """As numbers in bfloat16 are, which a module shows under autocast, or counts."""
+    part = part_with(init_scratch=lambda self, c: {"a": torch.zeros(()), "n": torch.zeros(())}, init_kept=lambda self, spec: {"n": ONE},
+                     track=lambda self, v: {"a": v.trace.logits.mean().bfloat16(), "n": v.round + 1},
+                     finish=lambda self, c: ({"n": c.scratch["n"]}, {}))
+    fed = tiny_federation([part])
+    fed.round()
+    assert fed.client(0).tensors["kept"]["mine"]["n"] == 2.0
 
 
 def test_entries_of_two_parts_stand_beside_each_other_in_a_record():

@@ -45,8 +45,10 @@ def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
     return given
 
 
-def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False) -> None:
-    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are."""
+def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False, copied: bool = False) -> None:
+    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are.
+    Where they are `copied` to tensors of the wanted types, refuse those that would be cut: 0.5 is 0 among whole numbers.
+    """
     if not isinstance(given, dict):
         raise refuse(part, hook, whose, given)
     found, expected = dict(tree.paths(given)), dict(tree.paths(wanted))
@@ -58,7 +60,7 @@ def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, type
             wrong.append(f"{path!r} is no tensor")
         elif t.shape != expected[path].shape:
             wrong.append(f"{path!r} has the shape {tuple(t.shape)}, not {tuple(expected[path].shape)}")
-        elif types and t.dtype != expected[path].dtype:
+        elif (types and t.dtype != expected[path].dtype) or (copied and not torch.can_cast(t.dtype, expected[path].dtype)):
             wrong.append(f"{path!r} is of the type {t.dtype}, not {expected[path].dtype}")
     if wrong:
         raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")

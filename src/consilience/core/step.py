@@ -311,7 +311,7 @@ class Program:
             loss, after = step.result
             tracked = {p.name: ("track", after[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
-                returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares")
+                returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares", copied=True)
                 if new:
                     slot.track(name, new)
             if slot.watch and step.first.trace is not None:
