@@ -147,6 +147,8 @@ WRONG = {
         r"'before' of part 'mine' must return one number: a tensor without dimensions, or a float. Got NoneType .* Is a return"),
     "a loss for nothing to step": ({"adversary": lambda self, v: v.trace.logits.mean()},
         r"'adversary' of part 'mine' returns a loss, and the part has nothing .* attach a module in 'build', or .* 'init_personal'"),
+    "a loss of its own that nothing made": ({"init_personal": lambda self, spec: {"p": ONE}, "adversary": lambda self, v: ONE},
+        r"'adversary' of part 'mine' returns a loss that depends on none of the tensors that its step moves \(personal/p\)"),
     # what is tracked is copied to where scratch lies, and among whole numbers 0.5 was 0, without a word
     "a mean tracked among whole numbers": ({"init_scratch": lambda self, c: {"mean": torch.tensor(0)},
                                             "track": lambda self, v: {"mean": v.scratch["mean"] + 0.5}},

@@ -283,6 +283,9 @@ class Program:
         if not own:
             raise ConfigError(f"The hook {hook!r} of part {part.name!r} returns a loss, and the part has nothing that a step "
                               "of its own could move: attach a module in 'build', or declare tensors in 'init_personal'.")
+        if not loss.requires_grad:
+            raise ConfigError(f"The hook {hook!r} of part {part.name!r} returns a loss that depends on none of the tensors that its "
+                              f"step moves ({', '.join(own)}), or on values detached from them. Return 0.0 where no step is to be made.")
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
         optimiser.update(self.policy_of_own_steps, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
         self.network.forget(own.values())
