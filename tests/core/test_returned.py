@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from core_parts import Plain, federation, seeded
@@ -131,6 +132,8 @@ WRONG = {
     "a model released in another type":
         ({"release": lambda self, c, uploads, model: (uploads, tree.map(lambda t: t.double(), model))},
         r"'release' of part 'mine' must return the whole model .*'params/stage1.0.weight' is of the type torch.float64, not torch.float32"),
+    "rows of a single number": ({"reduce": {"a": "concat"}, "finish": lambda self, c: (c.kept, {"a": ONE})},
+        r"Part 'mine' uploads 'a' as a single number, which has no rows that 'concat' could join. Reduce it by 'stack'"),
     "no value at a point": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: None},
         r"'tap' of part 'mine' must return the value at the point as a tensor, or that and a note. Got NoneType instead. Is a return"),
     "a value and too much": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: (x, 1, 2)},
@@ -178,6 +181,13 @@ def test_a_wrong_form_is_refused_and_nothing_of_the_round_stays(what):
     assert fed.round_number == 0
 
 
+def test_yes_and_no_may_be_numpys():
+    """The error said that True or False was wanted, and that it got bool."""
+    part = part_with(exchange=lambda self, round_number: np.array([False, False, True])[round_number])
+    fed = tiny_federation([part])
+    assert [fed.round().exchanged, fed.round().exchanged] == [False, True]
+
+
 def test_what_is_tracked_may_be_of_another_type_that_loses_nothing_whole():
     """As numbers in bfloat16 are, which a module shows under autocast, or counts."""
     part = part_with(init_scratch=lambda self, c: {"a": torch.zeros(()), "n": torch.zeros(())}, init_kept=lambda self, spec: {"n": ONE},
@@ -203,6 +213,9 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
     ({"build": lambda self, module, spec: None}, r"'build' of part 'mine' must return the module, changed or not. Got NoneType"),
     ({"phases": lambda self, phases, spec: None}, r"'phases' of part 'mine' must return a list of phases. Got NoneType"),
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),
+    # it was said that every client has too few samples
+    ({"phases": lambda self, phases, spec: [replace(p, epochs=0) for p in phases]},
+     r"'phases' of part 'mine' leaves no phase with an epoch, so that nothing would train"),
     ({"phases": lambda self, phases, spec: [replace(p, keys=("nope",)) for p in phases]},
      r"names 'nope' in the phase 'main', which is no parameter of the model. Its parameters: stage1.0.weight"),
     # without a return no parameter travelled, and clients trained alone without a word

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,9 +79,9 @@ def _first(wrong: list[str]) -> str:
 
 def decision(part: Part, hook: str, given: Any) -> bool:
     """Yes or no. Nothing would pass for a no, and a part whose `share` lacks a return would keep the model from travelling."""
-    if not isinstance(given, bool):
+    if not isinstance(given, (bool, np.bool_)):          # NumPy's own, whose type is called bool too
         raise refuse(part.name, hook, "True or False", given)
-    return given
+    return bool(given)
 
 
 def reason(part: Part, given: Any) -> str | None:
@@ -257,8 +258,9 @@ def phases(part: Part, given: Any, keys: Flat, before: list[Phase]) -> list[Phas
     """Phases with names of their own, that train parameters which are there; those of a second model are its part's own affair."""
     if not isinstance(given, list) or not all(isinstance(phase, Phase) for phase in given):
         raise refuse(part.name, "phases", "a list of phases", given)
-    if not given:
-        raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase, so that nothing would train.")
+    if all(phase.epochs == 0 for phase in given):
+        raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase{' with an epoch' if given else ''}, so that nothing "
+                          "would train.")
     declares = type(part).init_personal is not Part.init_personal
     models = {"model", *(phase.model for phase in before), *([part.name] if declares else [])}
     names = Counter(phase.name for phase in given)
