@@ -210,6 +210,8 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
 @pytest.mark.parametrize(("hooks", "said"), [
     ({"init_kept": lambda self, spec: {"a": 0.0}},
      r"'init_kept' of part 'mine' must return tensors by their names, and 'a' must be a tensor"),
+    ({"init_personal": lambda self, spec: {"seen": torch.tensor(0)}},
+     r"'init_personal' of part 'mine' must return tensors of floats, .*: 'seen' is of the type torch.int64. What .* in 'init_kept'"),
     ({"build": lambda self, module, spec: None}, r"'build' of part 'mine' must return the module, changed or not. Got NoneType"),
     ({"phases": lambda self, phases, spec: None}, r"'phases' of part 'mine' must return a list of phases. Got NoneType"),
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),

@@ -46,6 +46,15 @@ def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
     return given
 
 
+def trainable(part: Part, hook: str, given: Any) -> Tree:
+    """Personal tensors, which train with the model; those of a part with phases of its own may be buffers of its second model."""
+    for path, t in tree.paths(tensors(part, hook, given)):
+        if part.acts_on == "model" and not t.is_floating_point():
+            raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return tensors of floats, which train with the model: "
+                              f"{path!r} is of the type {t.dtype}. What a client keeps and does not train belongs in 'init_kept'.")
+    return dict(given)
+
+
 def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False, copied: bool = False) -> None:
     """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are.
     Where they are `copied` to tensors of the wanted types, refuse those that would be cut: 0.5 is 0 among whole numbers.
