@@ -298,3 +298,27 @@ def test_scratch_of_both_hooks_that_make_it():
                                      server=lambda self, s: (s.shared, {"seen": s.reduced["a"].mean(0)}))])
     fed.round()
     assert fed.server["mine"]["seen"].tolist() == [1, 2]
+
+
+def taught(v: Any) -> Any:
+    """The task's loss, and beside plain training a pull to a model that was trained plainly."""
+    loss = v.task_loss(v.trace.logits, v.batch.target)
+    return loss if v.plain else loss + sum((v.params[k] - w).square().sum() for k, w in v.scratch["teacher"].items())
+
+
+@pytest.mark.parametrize(("hooks", "said"), [
+    ({"init_scratch": lambda self, c: {"teacher": c.train(c.received, steps=1)["params"]}, "main_loss": lambda self, v: taught(v)},
+     r"'init_scratch' of part 'mine' asks for plain training, in which the part's hook 'main_loss' finds .*Ask for it in 'receive'"),
+    ({"init_scratch": lambda self, c: {"seen": c.forward(c.received, c.take(torch.arange(8)), train=True, taps=True).logits},
+      "points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: x},
+     r"'init_scratch' of part 'mine' asks for a training pass with taps, in which the part's hook 'tap' finds what 'init_scratch'"),
+])
+def test_scratch_that_would_have_to_be_there_before_it_is_made(hooks, said):
+    """They called each other until Python stopped them."""
+    with pytest.raises(ConfigError, match=said):
+        tiny_federation([part_with(**hooks)]).round()
+
+
+def test_scratch_that_plain_training_makes_comes_from_receive():
+    receive = lambda self, c: (c.received["params"], {"teacher": c.train(c.received, steps=1)["params"]})
+    tiny_federation([part_with(receive=receive, main_loss=lambda self, v: taught(v))]).round()
