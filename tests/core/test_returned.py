@@ -181,6 +181,11 @@ def test_a_wrong_form_is_refused_and_nothing_of_the_round_stays(what):
     assert fed.round_number == 0
 
 
+def test_what_trains_plainly_may_be_a_set_and_has_the_models_order():
+    fed = tiny_federation([part_with(plain_keys=lambda self, keys, spec: {*reversed(keys)})])
+    assert fed.plain_phase.keys == fed.phases[0].keys
+
+
 def test_yes_and_no_may_be_numpys():
     """The error said that True or False was wanted, and that it got bool."""
     part = part_with(exchange=lambda self, round_number: np.array([False, False, True])[round_number])
@@ -231,6 +236,10 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
      r"'phases' of part 'mine' returns a phase 'main', a name that is there more than once. Give every phase a name of its own"),
     ({"phases": lambda self, phases, spec: [replace(phases[0], name="plain")]}, r"a phase 'plain', a name that stands for something else"),
     ({"phases": lambda self, phases, spec: [replace(phases[0], name="apart")]}, r"a phase 'apart', a name that stands for something else"),
+    # SAM's norm was summed in the order of the set, and differed from process to process
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=set(phases[0].keys))]},
+     r"'phases' of part 'mine' names the keys in the phase 'main' as a set. They must be a tuple, which has an order"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys="head.bias")]}, r"as a str. They must be a tuple, which has an order"),
     # of a model that nobody has, the model that travels was trained, without the parts
     ({"phases": lambda self, phases, spec: [replace(phases[0], model="modle")]},
      r"names the model 'modle' in the phase 'main', which is none: 'model' is the one that travels"),

@@ -116,7 +116,7 @@ def plain_keys(part: Part, given: Any, keys: Flat) -> tuple[str, ...]:
     if unknown := [k for k in named if k not in keys]:
         raise ConfigError(f"The hook 'plain_keys' of part {part.name!r} names {unknown[0]!r}, which is no parameter of the model. "
                           f"Its parameters: {', '.join(keys)}.")
-    return named
+    return tuple(k for k in keys if k in named)          # in the model's order, for a set has another in every process
 
 
 def weights(part: Part, given: Any, p: Tensor) -> Tensor:
@@ -285,6 +285,8 @@ def _wrong_with(phase: Phase, keys: Flat, models: Set[str], times: int) -> str |
     if times > 1 or phase.name in _TAKEN:                # what trains, hooks, draws and optimisers go by the names of phases
         why = "is there more than once" if times > 1 else "stands for something else already"
         return f"returns a phase {phase.name!r}, a name that {why}. Give every phase a name of its own."
+    if not isinstance(phase.keys, (tuple, list)):        # norms are summed in the order of keys, and a set's differs between processes
+        return f"names the keys {where} as a {type(phase.keys).__name__}. They must be a tuple, which has an order."
     if unknown := [k for k in phase.keys if phase.model == "model" and k not in keys]:
         return f"names {unknown[0]!r} {where}, which is no parameter of the model. Its parameters: {', '.join(keys)}."
     if twice := [k for k, n in Counter(phase.keys).items() if n > 1]:
