@@ -120,11 +120,11 @@ WRONG = {
         r"'batch' of part 'mine' must return a batch with tensors for x and target. Got NoneType in it"),
     # the first client's forms are those of the memory that others are loaded into
     "scratch of another shape on every client": ({"init_scratch": lambda self, c: {"of": torch.zeros(c.size)}},
-        r"'init_scratch' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(17,\), not"),
+        r"'init_scratch' of part 'mine' must return tensors of the same names, .* on every client: 'of' has the shape \(17,\), not"),
     "scratch of another name on every client": ({"init_scratch": lambda self, c: {f"of{c.id}": ONE}},
-        r"tensors of the same names and shapes on every client: 'of0' is missing; 'of1' is none of them"),
+        r"tensors of the same names, shapes and types on every client: 'of0' is missing; 'of1' is none of them"),
     "draws of another shape on every client": ({"plan": lambda self, key, spec, sizes: {"of": torch.zeros(len(sizes), len(sizes))}},
-        r"'plan' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(4,\), not \(6,\)"),
+        r"'plan' of part 'mine' must return tensors of the same names, .* on every client: 'of' has the shape \(4,\), not \(6,\)"),
     "parameters of another type to start from":
         ({"receive": lambda self, c: ({k: w.double() for k, w in c.received["params"].items()}, {})},
         r"'receive' of part 'mine' must return every parameter .*: 'stage1.0.weight' is of the type torch.float64, not torch.float32"),
@@ -156,9 +156,11 @@ WRONG = {
     "a mean tracked among whole numbers": ({"init_scratch": lambda self, c: {"mean": torch.tensor(0)},
                                             "track": lambda self, v: {"mean": v.scratch["mean"] + 0.5}},
         r"'track' of part 'mine' must return .* 'init_scratch' declares: 'mean' is of the type torch.float32, not torch.int64"),
-    "a share of one client beside whole numbers of another":
-        ({"init_scratch": lambda self, c: {"share": torch.tensor(0.5 if c.id else 0)}},
-        r"tensors of the same names and shapes on every client: 'share' is of the type torch.float32, not torch.int64"),
+    # steps computed with the type of the first client in a process, and so otherwise in several processes than in one
+    "scratch of another type on every client": ({"init_scratch": lambda self, c: {"share": torch.tensor(0 if c.id else 0.5)}},
+        r"tensors of the same names, shapes and types on every client: 'share' is of the type torch.int64, not torch.float32"),
+    "draws of another type on every client": ({"plan": lambda self, key, spec, sizes: {"of": sizes if len(sizes) < 6 else sizes / 8}},
+        r"tensors of the same names, shapes and types on every client: 'of' is of the type torch.int64, not torch.float32"),
     # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
     "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
                                     "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
