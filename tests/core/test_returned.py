@@ -333,3 +333,10 @@ def test_scratch_that_would_have_to_be_there_before_it_is_made(hooks, said):
 def test_scratch_that_plain_training_makes_comes_from_receive():
     receive = lambda self, c: (c.received["params"], {"teacher": c.train(c.received, steps=1)["params"]})
     tiny_federation([part_with(receive=receive, main_loss=lambda self, v: taught(v))]).round()
+
+
+def test_a_term_of_the_loss_may_be_of_float64():
+    """Its sum with the task's could not be noted among the losses."""
+    one, other = (tiny_federation([part_with(loss=lambda self, v, t=t: v.trace.logits.to(t).square().mean())])
+                  for t in (torch.float32, torch.float64))
+    assert one.round().losses == pytest.approx(other.round().losses, rel=1e-4)

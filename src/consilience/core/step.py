@@ -247,7 +247,7 @@ class Step:
         with self.program.network.collecting(leaves.values()) as arrived:
             grads = torch.autograd.grad(loss, [*leaves.values(), *own], self.slot.one_for(loss), allow_unused=True)
         if main:
-            self.result = loss.detach(), at.scratch
+            self.result = loss.detach().to(self.slot.losses.dtype), at.scratch       # a term may be of float64, and then so is the sum
             for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, [torch.zeros_like(t) if g is None else g for t, g in zip(own, grads[n:])]
