@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from core_parts import Plain, federation, seeded
@@ -119,11 +120,11 @@ WRONG = {
         r"'batch' of part 'mine' must return a batch with tensors for x and target. Got NoneType in it"),
     # the first client's forms are those of the memory that others are loaded into
     "scratch of another shape on every client": ({"init_scratch": lambda self, c: {"of": torch.zeros(c.size)}},
-        r"'init_scratch' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(17,\), not"),
+        r"'init_scratch' of part 'mine' must return tensors of the same names, .* on every client: 'of' has the shape \(17,\), not"),
     "scratch of another name on every client": ({"init_scratch": lambda self, c: {f"of{c.id}": ONE}},
-        r"tensors of the same names and shapes on every client: 'of0' is missing; 'of1' is none of them"),
+        r"tensors of the same names, shapes and types on every client: 'of0' is missing; 'of1' is none of them"),
     "draws of another shape on every client": ({"plan": lambda self, key, spec, sizes: {"of": torch.zeros(len(sizes), len(sizes))}},
-        r"'plan' of part 'mine' must return tensors of the same names and shapes on every client: 'of' has the shape \(4,\), not \(6,\)"),
+        r"'plan' of part 'mine' must return tensors of the same names, .* on every client: 'of' has the shape \(4,\), not \(6,\)"),
     "parameters of another type to start from":
         ({"receive": lambda self, c: ({k: w.double() for k, w in c.received["params"].items()}, {})},
         r"'receive' of part 'mine' must return every parameter .*: 'stage1.0.weight' is of the type torch.float64, not torch.float32"),
@@ -131,6 +132,8 @@ WRONG = {
     "a model released in another type":
         ({"release": lambda self, c, uploads, model: (uploads, tree.map(lambda t: t.double(), model))},
         r"'release' of part 'mine' must return the whole model .*'params/stage1.0.weight' is of the type torch.float64, not torch.float32"),
+    "rows of a single number": ({"reduce": {"a": "concat"}, "finish": lambda self, c: (c.kept, {"a": ONE})},
+        r"Part 'mine' uploads 'a' as a single number, which has no rows that 'concat' could join. Reduce it by 'stack'"),
     "no value at a point": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: None},
         r"'tap' of part 'mine' must return the value at the point as a tensor, or that and a note. Got NoneType instead. Is a return"),
     "a value and too much": ({"points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: (x, 1, 2)},
@@ -147,6 +150,17 @@ WRONG = {
         r"'before' of part 'mine' must return one number: a tensor without dimensions, or a float. Got NoneType .* Is a return"),
     "a loss for nothing to step": ({"adversary": lambda self, v: v.trace.logits.mean()},
         r"'adversary' of part 'mine' returns a loss, and the part has nothing .* attach a module in 'build', or .* 'init_personal'"),
+    "a loss of its own that nothing made": ({"init_personal": lambda self, spec: {"p": ONE}, "adversary": lambda self, v: ONE},
+        r"'adversary' of part 'mine' returns a loss that depends on none of the tensors that its step moves \(personal/p\)"),
+    # what is tracked is copied to where scratch lies, and among whole numbers 0.5 was 0, without a word
+    "a mean tracked among whole numbers": ({"init_scratch": lambda self, c: {"mean": torch.tensor(0)},
+                                            "track": lambda self, v: {"mean": v.scratch["mean"] + 0.5}},
+        r"'track' of part 'mine' must return .* 'init_scratch' declares: 'mean' is of the type torch.float32, not torch.int64"),
+    # steps computed with the type of the first client in a process, and so otherwise in several processes than in one
+    "scratch of another type on every client": ({"init_scratch": lambda self, c: {"share": torch.tensor(0 if c.id else 0.5)}},
+        r"tensors of the same names, shapes and types on every client: 'share' is of the type torch.int64, not torch.float32"),
+    "draws of another type on every client": ({"plan": lambda self, key, spec, sizes: {"of": sizes if len(sizes) < 6 else sizes / 8}},
+        r"tensors of the same names, shapes and types on every client: 'of' is of the type torch.int64, not torch.float32"),
     # such state could be trained with, but its checkpoints could not be read again: "The snapshot does not fit this run"
     "kept state of another type": ({"init_kept": lambda self, spec: {"k": ONE},
                                     "finish": lambda self, c: ({"k": c.kept["k"].double()}, {})},
@@ -169,6 +183,28 @@ def test_a_wrong_form_is_refused_and_nothing_of_the_round_stays(what):
     assert fed.round_number == 0
 
 
+def test_what_trains_plainly_may_be_a_set_and_has_the_models_order():
+    fed = tiny_federation([part_with(plain_keys=lambda self, keys, spec: {*reversed(keys)})])
+    assert fed.plain_phase.keys == fed.phases[0].keys
+
+
+def test_yes_and_no_may_be_numpys():
+    """The error said that True or False was wanted, and that it got bool."""
+    part = part_with(exchange=lambda self, round_number: np.array([False, False, True])[round_number])
+    fed = tiny_federation([part])
+    assert [fed.round().exchanged, fed.round().exchanged] == [False, True]
+
+
+def test_what_is_tracked_may_be_of_another_type_that_loses_nothing_whole():
+    """As numbers in bfloat16 are, which a module shows under autocast, or counts."""
+    part = part_with(init_scratch=lambda self, c: {"a": torch.zeros(()), "n": torch.zeros(())}, init_kept=lambda self, spec: {"n": ONE},
+                     track=lambda self, v: {"a": v.trace.logits.mean().bfloat16(), "n": v.round + 1},
+                     finish=lambda self, c: ({"n": c.scratch["n"]}, {}))
+    fed = tiny_federation([part])
+    fed.round()
+    assert fed.client(0).tensors["kept"]["mine"]["n"] == 2.0
+
+
 def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
     bits = part_with(account=lambda self, s, releases: ({"bits": 3, "who": [*releases["finish"]]}, s.server))
     more = dataclass(frozen=True)(type("More", (Part,), {"name": "more", "account": lambda self, s, releases: ({"kind": "x"}, s.server)}))()
@@ -181,9 +217,14 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
 @pytest.mark.parametrize(("hooks", "said"), [
     ({"init_kept": lambda self, spec: {"a": 0.0}},
      r"'init_kept' of part 'mine' must return tensors by their names, and 'a' must be a tensor"),
+    ({"init_personal": lambda self, spec: {"seen": torch.tensor(0)}},
+     r"'init_personal' of part 'mine' must return tensors of floats, .*: 'seen' is of the type torch.int64. What .* in 'init_kept'"),
     ({"build": lambda self, module, spec: None}, r"'build' of part 'mine' must return the module, changed or not. Got NoneType"),
     ({"phases": lambda self, phases, spec: None}, r"'phases' of part 'mine' must return a list of phases. Got NoneType"),
     ({"phases": lambda self, phases, spec: []}, r"'phases' of part 'mine' leaves no phase, so that nothing would train"),
+    # it was said that every client has too few samples
+    ({"phases": lambda self, phases, spec: [replace(p, epochs=0) for p in phases]},
+     r"'phases' of part 'mine' leaves no phase with an epoch, so that nothing would train"),
     ({"phases": lambda self, phases, spec: [replace(p, keys=("nope",)) for p in phases]},
      r"names 'nope' in the phase 'main', which is no parameter of the model. Its parameters: stage1.0.weight"),
     # without a return no parameter travelled, and clients trained alone without a word
@@ -197,6 +238,10 @@ def test_entries_of_two_parts_stand_beside_each_other_in_a_record():
      r"'phases' of part 'mine' returns a phase 'main', a name that is there more than once. Give every phase a name of its own"),
     ({"phases": lambda self, phases, spec: [replace(phases[0], name="plain")]}, r"a phase 'plain', a name that stands for something else"),
     ({"phases": lambda self, phases, spec: [replace(phases[0], name="apart")]}, r"a phase 'apart', a name that stands for something else"),
+    # SAM's norm was summed in the order of the set, and differed from process to process
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys=set(phases[0].keys))]},
+     r"'phases' of part 'mine' names the keys in the phase 'main' as a set. They must be a tuple, which has an order"),
+    ({"phases": lambda self, phases, spec: [replace(phases[0], keys="head.bias")]}, r"as a str. They must be a tuple, which has an order"),
     # of a model that nobody has, the model that travels was trained, without the parts
     ({"phases": lambda self, phases, spec: [replace(phases[0], model="modle")]},
      r"names the model 'modle' in the phase 'main', which is none: 'model' is the one that travels"),
@@ -264,3 +309,34 @@ def test_scratch_of_both_hooks_that_make_it():
                                      server=lambda self, s: (s.shared, {"seen": s.reduced["a"].mean(0)}))])
     fed.round()
     assert fed.server["mine"]["seen"].tolist() == [1, 2]
+
+
+def taught(v: Any) -> Any:
+    """The task's loss, and beside plain training a pull to a model that was trained plainly."""
+    loss = v.task_loss(v.trace.logits, v.batch.target)
+    return loss if v.plain else loss + sum((v.params[k] - w).square().sum() for k, w in v.scratch["teacher"].items())
+
+
+@pytest.mark.parametrize(("hooks", "said"), [
+    ({"init_scratch": lambda self, c: {"teacher": c.train(c.received, steps=1)["params"]}, "main_loss": lambda self, v: taught(v)},
+     r"'init_scratch' of part 'mine' asks for plain training, in which the part's hook 'main_loss' finds .*Ask for it in 'receive'"),
+    ({"init_scratch": lambda self, c: {"seen": c.forward(c.received, c.take(torch.arange(8)), train=True, taps=True).logits},
+      "points": lambda self, layout: ("head",), "tap": lambda self, v, point, x: x},
+     r"'init_scratch' of part 'mine' asks for a training pass with taps, in which the part's hook 'tap' finds what 'init_scratch'"),
+])
+def test_scratch_that_would_have_to_be_there_before_it_is_made(hooks, said):
+    """They called each other until Python stopped them."""
+    with pytest.raises(ConfigError, match=said):
+        tiny_federation([part_with(**hooks)]).round()
+
+
+def test_scratch_that_plain_training_makes_comes_from_receive():
+    receive = lambda self, c: (c.received["params"], {"teacher": c.train(c.received, steps=1)["params"]})
+    tiny_federation([part_with(receive=receive, main_loss=lambda self, v: taught(v))]).round()
+
+
+def test_a_term_of_the_loss_may_be_of_float64():
+    """Its sum with the task's could not be noted among the losses."""
+    one, other = (tiny_federation([part_with(loss=lambda self, v, t=t: v.trace.logits.to(t).square().mean())])
+                  for t in (torch.float32, torch.float64))
+    assert one.round().losses == pytest.approx(other.round().losses, rel=1e-4)

@@ -224,6 +224,9 @@ def test_a_tar_that_is_damaged_between_two_files(whole, tmp_path):
     archive.write_bytes(content)
     with pytest.raises(ConfigError, match="what follows its first files is damaged"):
         merge_runs([archive], tmp_path / "runs")
+    archive.write_bytes(content[:place])
+    with pytest.raises(ConfigError, match="it is cut off behind its first files"):
+        merge_runs([archive], tmp_path / "runs")
 
 
 def test_an_archive_without_runs_or_on_a_full_disk(whole, tmp_path, monkeypatch):

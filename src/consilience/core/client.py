@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..errors import ConfigError
 from ..tree import Tree
 from .network import Trace
-from .part import Model, Part, Phase
+from .part import TASK_HOOKS, Model, Part, Phase
 from .recall import answers
 from .returned import check_state, released, start, tensors, two
 from .samples import Schedule, steps_in
@@ -64,7 +65,7 @@ class ClientView:
 
     def __init__(self, fed: Federation, number: int, part: Part, received: Model, state: ClientState, stage: str,
                  cohort: list[int], **more: Any) -> None:
-        self._fed, self._state = fed, state
+        self._fed, self._state, self._part, self._stage = fed, state, part, stage
         self.id, self.received, self.first, self.cohort = number, received, state.first, cohort
         self.shared: Tree = fed.shared.get(part.name, {})
         self.kept: Tree = state.tensors["kept"].get(part.name, {})
@@ -119,6 +120,8 @@ class ClientView:
 
     def forward(self, model: Model, x: Tensor, train: bool = False, taps: bool = False, learn: bool = False) -> Trace:
         """A forward pass outside training. Gradients reach x and the model where it is to `learn`, and nothing else."""
+        if train and taps:
+            self._refuse_circle("a training pass with taps", "tap")
         return self._fed.look(self.id, self._state, model, x, train, taps, learn)
 
     def apply(self, name: str, x: Tensor, model: Model, train: bool = False) -> Tensor:
@@ -131,11 +134,21 @@ class ClientView:
         """The model after plain local training: the task alone, no added terms. It ends after `steps` where they are given, and has
         `pace` times the run's learning rate.
         """
+        self._refuse_circle("plain training", *TASK_HOOKS)
         return self._fed.train_plainly(self.id, self._state, model, epochs, steps=steps, pace=pace)[0]
 
     def train_watching(self, model: Model, point: str, epochs: int = 1) -> Tensor:
         """Plain local training; the mean over the batch at a point, as each step's forward pass showed it."""
+        self._refuse_circle("plain training", *TASK_HOOKS)
         return self._fed.train_plainly(self.id, self._state, model, epochs, point)[1]
+
+    def _refuse_circle(self, what: str, *hooks: str) -> None:
+        """Scratch cannot come of what begins with that very scratch."""
+        there = self._fed.program.hooks[self._fed.phases[0].name]
+        acting = [hook for hook in hooks if self._stage == "init_scratch" and self._part in there[hook]]
+        if acting:
+            raise ConfigError(f"The hook 'init_scratch' of part {self._part.name!r} asks for {what}, in which the part's hook "
+                              f"{acting[0]!r} finds what 'init_scratch' returns. Ask for it in 'receive', which may return scratch too.")
 
 
 class LocalWork:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import tree
 from ..tree import Flat, Tree
 from . import optimiser
-from .returned import tensors
+from .returned import tensors, trainable
 
 if TYPE_CHECKING:
     from .federation import Federation
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def initial(fed: Federation, home: str) -> Tree:
     """What the parts declare for one home."""
     hook = "init_" + home
-    return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), tensors(p, hook, getattr(p, hook)(fed.spec)))
+    checked = trainable if home == "personal" else tensors
+    return {p.name: tree.map(lambda t: t.detach().clone().to(fed.device), checked(p, hook, getattr(p, hook)(fed.spec)))
             for p in fed.method.using(hook)}
 
 

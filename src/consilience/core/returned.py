@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,8 +46,19 @@ def tensors(part: Part, hook: str, given: Any, what: str = "tensors") -> Tree:
     return given
 
 
-def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False) -> None:
-    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are."""
+def trainable(part: Part, hook: str, given: Any) -> Tree:
+    """Personal tensors, which train with the model; those of a part with phases of its own may be buffers of its second model."""
+    for path, t in tree.paths(tensors(part, hook, given)):
+        if part.acts_on == "model" and not t.is_floating_point():
+            raise ConfigError(f"The hook {hook!r} of part {part.name!r} must return tensors of floats, which train with the model: "
+                              f"{path!r} is of the type {t.dtype}. What a client keeps and does not train belongs in 'init_kept'.")
+    return dict(given)
+
+
+def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, types: bool = False, copied: bool = False) -> None:
+    """Refuse tensors that are not those wanted, by their names, shapes and, where these matter, types; `whose` says which these are.
+    Where they are `copied` to tensors of the wanted types, refuse those that would be cut: 0.5 is 0 among whole numbers.
+    """
     if not isinstance(given, dict):
         raise refuse(part, hook, whose, given)
     found, expected = dict(tree.paths(given)), dict(tree.paths(wanted))
@@ -58,7 +70,7 @@ def check_form(part: str, hook: str, given: Tree, wanted: Tree, whose: str, type
             wrong.append(f"{path!r} is no tensor")
         elif t.shape != expected[path].shape:
             wrong.append(f"{path!r} has the shape {tuple(t.shape)}, not {tuple(expected[path].shape)}")
-        elif types and t.dtype != expected[path].dtype:
+        elif (types and t.dtype != expected[path].dtype) or (copied and not torch.can_cast(t.dtype, expected[path].dtype)):
             wrong.append(f"{path!r} is of the type {t.dtype}, not {expected[path].dtype}")
     if wrong:
         raise ConfigError(f"The hook {hook!r} of part {part!r} must return {whose}: {_first(wrong)}.")
@@ -76,9 +88,9 @@ def _first(wrong: list[str]) -> str:
 
 def decision(part: Part, hook: str, given: Any) -> bool:
     """Yes or no. Nothing would pass for a no, and a part whose `share` lacks a return would keep the model from travelling."""
-    if not isinstance(given, bool):
+    if not isinstance(given, (bool, np.bool_)):          # NumPy's own, whose type is called bool too
         raise refuse(part.name, hook, "True or False", given)
-    return given
+    return bool(given)
 
 
 def reason(part: Part, given: Any) -> str | None:
@@ -104,7 +116,7 @@ def plain_keys(part: Part, given: Any, keys: Flat) -> tuple[str, ...]:
     if unknown := [k for k in named if k not in keys]:
         raise ConfigError(f"The hook 'plain_keys' of part {part.name!r} names {unknown[0]!r}, which is no parameter of the model. "
                           f"Its parameters: {', '.join(keys)}.")
-    return named
+    return tuple(k for k in keys if k in named)          # in the model's order, for a set has another in every process
 
 
 def weights(part: Part, given: Any, p: Tensor) -> Tensor:
@@ -255,8 +267,9 @@ def phases(part: Part, given: Any, keys: Flat, before: list[Phase]) -> list[Phas
     """Phases with names of their own, that train parameters which are there; those of a second model are its part's own affair."""
     if not isinstance(given, list) or not all(isinstance(phase, Phase) for phase in given):
         raise refuse(part.name, "phases", "a list of phases", given)
-    if not given:
-        raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase, so that nothing would train.")
+    if all(phase.epochs == 0 for phase in given):
+        raise ConfigError(f"The hook 'phases' of part {part.name!r} leaves no phase{' with an epoch' if given else ''}, so that nothing "
+                          "would train.")
     declares = type(part).init_personal is not Part.init_personal
     models = {"model", *(phase.model for phase in before), *([part.name] if declares else [])}
     names = Counter(phase.name for phase in given)
@@ -272,6 +285,8 @@ def _wrong_with(phase: Phase, keys: Flat, models: Set[str], times: int) -> str |
     if times > 1 or phase.name in _TAKEN:                # what trains, hooks, draws and optimisers go by the names of phases
         why = "is there more than once" if times > 1 else "stands for something else already"
         return f"returns a phase {phase.name!r}, a name that {why}. Give every phase a name of its own."
+    if not isinstance(phase.keys, (tuple, list)):        # norms are summed in the order of keys, and a set's differs between processes
+        return f"names the keys {where} as a {type(phase.keys).__name__}. They must be a tuple, which has an order."
     if unknown := [k for k in phase.keys if phase.model == "model" and k not in keys]:
         return f"names {unknown[0]!r} {where}, which is no parameter of the model. Its parameters: {', '.join(keys)}."
     if twice := [k for k, n in Counter(phase.keys).items() if n > 1]:

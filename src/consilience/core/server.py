@@ -98,6 +98,9 @@ def _refuse_unlike(part: Part, key: str, how: str, uploads: list[Tree]) -> None:
     """Refuse shapes that cannot be put together, of which PyTorch would say neither whose they are nor what helps."""
     first = 1 if how == "concat" else 0                 # along which clients may have different numbers of rows
     shapes = [{path: tuple(t.shape) for path, t in tree.paths({key: u[key]})} for u in uploads]
+    for path in (path for path, shape in shapes[0].items() if how == "concat" and not shape):
+        raise ConfigError(f"Part {part.name!r} uploads {path!r} as a single number, which has no rows that 'concat' could join. "
+                          "Reduce it by 'stack'.")
     for other in shapes[1:]:
         for path, shape in other.items():
             if len(shape) != len(shapes[0][path]) or shape[first:] != shapes[0][path][first:]:

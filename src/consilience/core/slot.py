@@ -98,7 +98,8 @@ class Slot:
         if hook := {"scratch": "init_scratch", "plan": "plan"}.get(name):
             one = (lambda tensors: tree.map(lambda t: t[0], tensors)) if name in _STEPS else (lambda tensors: tensors)
             for part, own in value.items():
-                check_form(part, hook, one(own), one(getattr(self, name)[part]), "tensors of the same names and shapes on every client")
+                check_form(part, hook, one(own), one(getattr(self, name)[part]),
+                           "tensors of the same names, shapes and types on every client", types=True)
 
     @contextmanager
     def handing_on(self) -> Iterator[None]:

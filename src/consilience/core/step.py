@@ -247,7 +247,7 @@ class Step:
         with self.program.network.collecting(leaves.values()) as arrived:
             grads = torch.autograd.grad(loss, [*leaves.values(), *own], self.slot.one_for(loss), allow_unused=True)
         if main:
-            self.result = loss.detach(), at.scratch
+            self.result = loss.detach().to(self.slot.losses.dtype), at.scratch       # a term may be of float64, and then so is the sum
             for seen in ("given", "trace", "terms", "relabelled", "scratch"):          # what the step's other hooks are shown
                 setattr(self.first, seen, getattr(at, seen))
         self.own, self.own_grads = own, [torch.zeros_like(t) if g is None else g for t, g in zip(own, grads[n:])]
@@ -283,6 +283,9 @@ class Program:
         if not own:
             raise ConfigError(f"The hook {hook!r} of part {part.name!r} returns a loss, and the part has nothing that a step "
                               "of its own could move: attach a module in 'build', or declare tensors in 'init_personal'.")
+        if not loss.requires_grad:
+            raise ConfigError(f"The hook {hook!r} of part {part.name!r} returns a loss that depends on none of the tensors that its "
+                              f"step moves ({', '.join(own)}), or on values detached from them. Return 0.0 where no step is to be made.")
         grads = torch.autograd.grad(loss, [*own.values()], slot.one_for(loss), materialize_grads=True)
         optimiser.update(self.policy_of_own_steps, own, dict(zip(own, grads)), slot.optimiser["apart"][part.name], view.lr)
         self.network.forget(own.values())
@@ -311,7 +314,7 @@ class Program:
             loss, after = step.result
             tracked = {p.name: ("track", after[p.name]) for p in step.hooks["track"]} | {n: ("gradient", new) for n, new in noted.items()}
             for name, (hook, new) in tracked.items():
-                returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares")
+                returned.check_form(name, hook, new, slot.scratch.get(name, {}), "the tensors that 'init_scratch' declares", copied=True)
                 if new:
                     slot.track(name, new)
             if slot.watch and step.first.trace is not None:

@@ -50,11 +50,14 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _check_end(tar: tarfile.TarFile) -> None:
-    """tarfile takes what it cannot read in the middle for the end, and then leaves out runs without a word. Reading on to the true end
-    compares the checksum of what is packed."""
+    """tarfile takes what it cannot read in the middle for the end, and a file that ends between two of those packed, too; then it leaves
+    out runs without a word. A whole archive ends with zeros. Reading on to the true end compares the checksum of what is packed."""
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
-    if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+    follows = tar.fileobj.read(tarfile.BLOCKSIZE)
+    if not follows:
+        raise tarfile.TarError("it is cut off behind its first files")
+    if follows.strip(b"\0"):
         raise tarfile.TarError("what follows its first files is damaged")
     while tar.fileobj.read(2**20):
         pass

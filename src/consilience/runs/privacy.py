@@ -48,20 +48,21 @@ def forecast(fed: Federation, rounds: int) -> dict[str, Any] | None:
     if not counting:
         return None
     population = list(range(fed.size))
-    views = {p: replace(fed.serve(p, "account", population), server=p.init_server(fed.spec)) for p in counting}
     cohort = population[: fed.policy.cohort_size(fed.size)]
+    servers = {p.name: p.init_server(fed.spec) for p in counting}        # by name, for a part may hold a list and then has no hash
     said: dict[str, Any] = {}
 
-    def count(releases: dict[str, list[int]]) -> None:
+    def count(number: int, ids: list[int], releases: dict[str, list[int]]) -> None:
         nonlocal said
         said = {}
-        for part, view in views.items():
-            said, server = returned.accounted(part, part.account(view, releases), said)
-            views[part] = replace(view, server=server)
-    count({f"prepare {p.name}": population for p in fed.method.using("prepare") if p.uploads})
+        for part in counting:
+            view = replace(fed.serve(part, "account", ids), round=number, server=servers[part.name])
+            said, servers[part.name] = returned.accounted(part, part.account(view, releases), said)
+    if preparing := fed.method.using("prepare"):
+        count(0, population, {f"prepare {p.name}": population for p in preparing if p.uploads})
     surveys = {f"survey {p.name}": cohort for p in fed.method.using("survey") if p.uploads}
-    for _ in range(rounds):
-        count(surveys | ({"finish": cohort} if fed.moving or _uploads_at_the_end(fed.method) else {}))
+    for number in range(1, rounds + 1):
+        count(number, cohort, surveys | ({"finish": cohort} if fed.moving or _uploads_at_the_end(fed.method) else {}))
     return {"rounds": rounds, **said}
 
 
