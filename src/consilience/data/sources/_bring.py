@@ -15,6 +15,10 @@ from ...errors import ConfigError, DataError
 from .. import directory as places
 from ..dataset import Dataset
 
+# How files and folders are called that hold parts of a data set rather than clients.
+PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test",
+         "val": "validation", "valid": "validation", "validation": "validation", "dev": "validation"}
+
 
 def find_path(path: str, source: str, directory: str | Path | None) -> Path:
     """The path as given, or else inside the data directory."""
