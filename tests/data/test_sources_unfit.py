@@ -205,3 +205,7 @@ def test_whole_numbers_are_one_class_however_written(tmp_path):
     data = make(f'table(path="{tmp_path}", label=dx)').read()
     assert (data.classes, data.y.tolist()) == (2, [1, 0, 1, 0])
     assert make(table(tmp_path, HEAD + "1,2,north,1.5\n1,2,north,1.0\n")).read().class_names == ("1.0", "1.5")
+
+
+def test_samples_that_were_computed_with_gradients_are_data():
+    assert not from_arrays(torch.rand(4, 3, requires_grad=True), [0, 1, 0, 1]).x.requires_grad
