@@ -39,7 +39,7 @@ def table(tmp_path, text: str, encoding: str = "utf-8") -> str:
     (HEAD.replace(",", ";") + "1;2;north;ill\n", ("separator=';'",)),
     (HEAD + "1e39,2,north,ill\n", ("'1e39' in row 1", "3.4e38")),
     (HEAD.replace(",", ";") + "1,5;2;north;ill\n", ("Line 2", "separator=';'")),
-    (HEAD + "1,2,north,ill\n1,2,\"north,ill\n3,4,south,well\n", ("columns", "quotation mark")),
+    (HEAD + "1,2,north,ill\n1,2,\"north,ill\n3,4,south,well\n", ("begins in line 3 ", "quotation mark")),
     ("", ("is empty",)), (HEAD, ("has a header and no rows",)),
 ])
 def test_tables(tmp_path, text, words):
@@ -152,3 +152,60 @@ def test_images_too_large_to_open(tmp_path, monkeypatch):
     monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 10)                  # 64 pixels are more than twice as many: Pillow refuses
     refused(f'folder(path="{tmp_path}", size=4)', "1.png", "exceeds limit")
     refused(f'folder(path="{tmp_path}")', "1.png", "exceeds limit")
+
+
+@pytest.mark.parametrize("tops", [("train", "val"), ("test", "train", "valid"), ("Testing", "Training"), ("Train",),
+                                  ("test", "train", "x")])
+def test_parts_of_a_data_set_are_no_clients(tmp_path, tops):
+    for top in tops:
+        for k, dx in enumerate(("ill", "well")):
+            image(tmp_path / top / dx / "1.png", 8, k)
+    refused(f'folder(path="{tmp_path}")', f"{tops[0]}/", "taken for", "parts of a data set" if len(tops) > 1 else "a part of a data set",
+            *(["validation=0.1"] if {"val", "valid"} & {*tops} else []))
+    if len(tops) == 1:
+        assert len(make(f'folder(path="{tmp_path / "Train"}")').read().y) == 2
+
+
+def test_classes_and_wards_may_be_called_like_parts(tmp_path):
+    for k, name in enumerate(("dev", "test")):
+        image(tmp_path / "classes" / name / "1.png", 8, k)
+        image(tmp_path / "wards" / ("test" if k else "north") / name / "1.png", 8, k)
+    assert make(f'folder(path="{tmp_path / "classes"}")').read().class_names == ("dev", "test")
+    assert make(f'folder(path="{tmp_path / "wards"}")').read().group_names["domain"] == ("north", "test")
+
+
+def test_tables_called_as_parts_of_a_data_set(tmp_path):
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.csv").write_text("age,dx\n50,ill\n60,well\n")
+    refused(f'table(path="{tmp_path}", label=dx)', "train.csv and val.csv", "taken for clients", "one table")
+
+
+@pytest.mark.parametrize(("rows", "line"), [
+    ('50,120,north,ill\n60,110,north,"ill\n70,100,south,well\n80,90,south,ill\n', 3),            # takes the rest of the file
+    ('50,120,north,ill\n60,110,north,"ill\n70,100,south,well\n80,90,south,"ill\n', 3),           # takes two rows
+    ('50,120,"north" 1,ill\n', 2), ('50,120,"two\nlines",ill\n60,110,"north,ill\n', 4)])
+def test_an_open_quotation_mark_takes_no_rows(tmp_path, rows, line):
+    refused(table(tmp_path, HEAD + rows), f"begins in line {line} ", "quotation mark not closed")
+
+
+def test_quoted_values_after_a_space(tmp_path):
+    data = make(table(tmp_path, HEAD + '50, 120, "north, 1", "ill"\n60, 110, "south", well\n')).read()
+    assert (data.class_names, data.group_names["client"]) == (("ill", "well"), ("north, 1", "south"))
+
+
+def test_codes_with_an_underscore_are_no_numbers(tmp_path):
+    refused(table(tmp_path, HEAD + "12_3,120,north,ill\n"), "'12_3' in row 1", "categories='age'")
+    assert make(table(tmp_path, HEAD + "1,2,north,1_2\n1,2,north,12\n")).read().class_names == ("12", "1_2")
+
+
+def test_whole_numbers_are_one_class_however_written(tmp_path):
+    for name, values in (("east", "1 0"), ("west", "1.0 0.0")):          # a column that once had gaps is written with a point
+        rows = "".join(f"{k},{dx}\n" for k, dx in enumerate(values.split()))
+        (tmp_path / f"{name}.csv").write_text(f"age,dx\n{rows}")
+    data = make(f'table(path="{tmp_path}", label=dx)').read()
+    assert (data.classes, data.y.tolist()) == (2, [1, 0, 1, 0])
+    assert make(table(tmp_path, HEAD + "1,2,north,1.5\n1,2,north,1.0\n")).read().class_names == ("1.0", "1.5")
+
+
+def test_samples_that_were_computed_with_gradients_are_data():
+    assert not from_arrays(torch.rand(4, 3, requires_grad=True), [0, 1, 0, 1]).x.requires_grad

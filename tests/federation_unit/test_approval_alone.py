@@ -79,3 +79,12 @@ def test_damage_and_nonsense(tmp_path):
     held.path.write_text("[]")
     with pytest.raises(DataError, match="damaged"):
         held.objection(bundle(), OWN)
+
+
+def test_what_is_no_hash_takes_nothing_back_and_says_so(tmp_path):
+    held = Approvals(tmp_path)
+    held.approve("a" * 64)
+    for what in ("hospitals", "aaaa"):
+        with pytest.raises(ConfigError, match=f"The app '{what}' is not approved here, so nothing was taken back. Its whole hash"):
+            held.revoke(what)
+    assert list(held.all()) == ["a" * 64]

@@ -160,3 +160,8 @@ def test_description():
     assert about["sample"] == [3]
     assert about["input"] == "float32"
     assert sum(about["training_labels"]) == about["train"] == 15
+
+
+def test_a_slip_in_how_the_rows_are_cut_is_told_by_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"has no option 'tain'\. Did you mean 'train'"):
+        load_site("arrays(path='a.npz', tain=0.9)", number=0)

@@ -76,6 +76,16 @@ def test_the_search_of_a_comparison_is_no_seed_of_its_results(tmp_path):
     assert {r.path for r in gather([chosen, other]).runs} == {chosen, other}
 
 
+def test_points_of_a_search_that_failed_are_named_with_the_search(tmp_path):
+    """They have no scored round, and will not have one."""
+    write_run(tmp_path, seed=3)
+    (write_run(tmp_path, seed=1_000_003, folder="failed") / "records.jsonl").write_text("")
+    write_run(tmp_path, seed=1_000_003, lr=0.2, folder="tried")
+    notes = gather([tmp_path]).notes
+    assert not any("no round was scored yet" in note for note in notes)
+    assert any(note.startswith("2 runs are left out as a comparison's search") for note in notes)
+
+
 def test_a_comparison_says_itself_which_seed_it_searched_with(tmp_path):
     """Seeds alone mislead where those compared lie as far apart as a search's: a result was left out, and the search shown in its place."""
     compared = [write_run(tmp_path, seed=seed) for seed in (0, 1_000_000)]

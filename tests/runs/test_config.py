@@ -137,3 +137,19 @@ def test_the_pages_file_is_one(tmp_path):
     (tmp_path / "night.toml").write_text(code[1], encoding="utf-8")
     made = RunConfig.make({**read_config_file(tmp_path / "night.toml"), "method": "scaffold+dbe"})
     assert (made.policy.momentum, made.run.rounds, dict(made.settings)) == (0.9, 30, {"dbe.kappa": 5})
+
+
+@pytest.mark.parametrize(("key", "cure"), [("dbe.kappa", "--set dbe.kappa=…"), ("seeds", "`consilience compare`, --seeds"),
+                                           ("seedz", "Did you mean 'seed'")])
+def test_what_is_no_setting_of_a_run_is_told_where_it_goes(key, cure):
+    with pytest.raises(ConfigError, match=f"has no option '{re.escape(key)}'.*{re.escape(cure)}"):
+        RunConfig.make({"method": "dbe", key: 5})
+
+
+def test_a_setting_of_the_run_is_told_from_a_methods_option():
+    with pytest.raises(ConfigError, match=r"'lr' is a setting of the run: -o lr=0.1\.$"):
+        parse_set(["lr=0.1"], of_run=True)
+    with pytest.raises(ConfigError, match=r"Got 'mu=0.1' instead\.$"):
+        parse_set(["mu=0.1"], of_run=True)
+    with pytest.raises(ConfigError, match=r"Got 'steps=9' instead\.$"):       # of a measure
+        parse_set(["steps=9"])

@@ -167,6 +167,33 @@ def test_classes_that_nobody_has_go_by_name_and_not_all_of_them():
     assert _said([0, 30] * 4) == ["No client has training samples of class 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 19 more."]
 
 
+def test_names_that_differ_in_capitals_alone_are_warned_of():
+    said = _said([0, 1, 2, 0] * 2, ["Died", "died ", "survived"])
+    assert said == ["The classes 'Died' and 'died ' differ in capitals or blanks alone. If they are the same, write them alike "
+                    "in the data."]
+    assert _said([0, 1] * 4, ["A", "a"]) == []          # letters, as FEMNIST's
+    data = consilience.data.from_arrays(torch.rand(80, 3), [0, 1] * 40, ["North", "south", "north", "SOUTH"] * 20)
+    with pytest.warns(consilience.ConsilienceWarning, match="The clients 'North' and 'north' .* alone .and 1 more such.. "):
+        consilience.run("fedavg", data, model="mlp(hidden=4)", rounds=1, engine="sequential")
+
+
+def test_words_that_differ_in_capitals_alone_are_warned_of(tmp_path):
+    (tmp_path / "wards.csv").write_text("sex,label\n" + "F,0\nf,1\nM,0\n" * 20)
+    with pytest.warns(consilience.ConsilienceWarning, match="The features 'sex=F' and 'sex=f' differ in capitals"):
+        consilience.run("fedavg", f"table(path='{tmp_path / 'wards.csv'}', categories=sex)", split="iid", clients=2, rounds=1,
+                        model="mlp(hidden=4)", engine="sequential")
+
+
+@pytest.mark.parametrize(("shape", "said"), [((8, 8, 3), True), ((8, 8, 1), True), ((3, 8, 8), False), ((1, 8, 8), False),
+                                             ((9, 128, 1), False), ((3, 3, 3), False)])
+def test_images_with_their_channels_last_are_warned_of(shape, said):
+    data = consilience.data.from_arrays(torch.rand(40, *shape), [0, 1] * 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        consilience.run("fedavg", data, split="iid", clients=2, model="mlp(hidden=4)", rounds=1, engine="sequential")
+    assert any("Do the channels stand last?" in str(w.message) for w in caught) == said
+
+
 def test_a_part_that_begins_after_the_last_round_is_warned_of():
     # FedFM matches after its first 20 rounds, in round 21
     assert "anchors first acts in round 21, and the run has 20" in _said([0, 1] * 4, method="fedfm", rounds=20)[0]

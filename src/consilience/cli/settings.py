@@ -49,7 +49,7 @@ Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any ot
 def configure(config: Path | None, set_: list[str] | None, option: list[str] | None, **given: Any) -> RunConfig:
     """A file's settings under those of the command line."""
     values: dict[str, Any] = read_config_file(config) if config else {}
-    settings = {**flatten_settings(values.pop("settings", None) or {}), **parse_set(set_ or [])}
+    settings = {**flatten_settings(values.pop("settings", None) or {}), **parse_set(set_ or [], of_run=True)}
     typed = {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
     for pair in option or []:
         key, equals, text = pair.partition("=")

@@ -66,7 +66,8 @@ class Approvals:
     def revoke(self, sha256: str) -> None:
         apps = self.all()
         if sha256 not in apps:
-            raise ConfigError(f"The app {sha256} is not approved here.")
+            hint = "" if _HASH.fullmatch(sha256) else " Its whole hash is needed, as `consilience federation approvals STORE` lists it."
+            raise ConfigError(f"The app {sha256!r} is not approved here, so nothing was taken back.{hint}")
         write_json(self.path, {"apps": {k: v for k, v in apps.items() if k != sha256}})
 
     def objection(self, content: bytes, run_config: Mapping[str, Any]) -> str | None:

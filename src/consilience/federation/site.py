@@ -29,7 +29,7 @@ from ..data.load import cut, fingerprint_of
 from ..data.text import TextDataset
 from ..errors import ConfigError, DataError, did_you_mean
 from ..models.user import find_callable
-from ..options import build, coerce, parse_call
+from ..options import build, coerce, describe, parse_call
 
 ADAPTERS = ("folder", "arrays", "table")
 TRAIN, VALIDATION = 0.75, 0.1
@@ -95,6 +95,9 @@ def read_adapter(spec: str) -> tuple[Dataset, dict[str, Any]]:
     if name not in ADAPTERS:
         raise ConfigError(f"Unknown adapter {name!r} for a site's data.{did_you_mean(name, ADAPTERS)} A Python function is written "
                           "package.module:function.")
+    options = {row["name"] for row in describe(SOURCES[name])}
+    if strange := next((key for key in values if key not in options), None):
+        raise ConfigError(f"adapter {name!r} has no option {strange!r}.{did_you_mean(strange, {*options, *_PARTS})}")
     return build(SOURCES[name], values, f"adapter {name!r}").read(Path.cwd()), how
 
 

@@ -124,7 +124,7 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
 
     So are the runs in which a comparison searched its settings: these were chosen on their seed, so that a mean over it flatters.
     """
-    runs, notes = [], []
+    runs, unscored, notes = [], [], []
     for path in find_runs(folders):
         try:
             run = read_run(path)
@@ -132,14 +132,15 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
             notes.append(f"{path.name} is left out. {error}")
             continue
         if not run.scored:
-            notes.append(f"{path.name} is left out: no round was scored yet.")
+            unscored.append(run)
             continue
         if run.stopped is None:
             notes.append(f"{path.name} is not finished: round {run.records[-1]['round']} of {run.config.get('rounds', '?')}.")
         runs.append(run)
+    searched = _searches([*runs, *unscored], {Path(folder).resolve() for folder in folders})          # points that failed among them
+    notes += [f"{run.path.name} is left out: no round was scored yet." for run in unscored if run not in searched]
     if not runs:
         raise ConfigError("None of the runs can be shown. " + " ".join(notes))
-    searched = _searches(runs, {Path(folder).resolve() for folder in folders})
     if searched:
         seeds = ", ".join(map(str, sorted({run.seed for run in searched})))
         are, them = ("run is", "it") if len(searched) == 1 else ("runs are", "them")

@@ -103,7 +103,10 @@ class RunConfig:
         """From loose values; unknown names are refused with the nearest ones."""
         for key in values:
             if key not in _POLICY and key not in _RUN and key != "settings":
-                raise ConfigError(f"The run has no option {key!r}.{did_you_mean(key, cls.names())}")
+                cure = (f" An option of a method is given as --set {key}=…, in a file and in Python under 'settings'." if "." in key else
+                        " It is an option of the command `consilience compare`, --seeds, and stands in no file." if key == "seeds" else
+                        did_you_mean(key, cls.names()))
+                raise ConfigError(f"The run has no option {key!r}.{cure}")
             if isinstance(values[key], str) and not values[key].strip() and hints_of(_RunOnly).get(key) == str | None:
                 raise ConfigError(f"The {key!r} option of the run is empty (a variable of the shell that is not set?). Leave it out to "
                                   "have the default.")
@@ -251,13 +254,15 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def parse_set(pairs: list[str]) -> dict[str, Any]:
-    """--set part.option=value, read as YAML reads a value."""
+def parse_set(pairs: list[str], of_run: bool = False) -> dict[str, Any]:
+    """--set part.option=value, read as YAML reads a value. `of_run`: beside -o, which takes the settings of a run."""
     out: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
         if not equals or "." not in path:
-            raise ConfigError(f"--set takes part.option=value, as in --set dbe.kappa=5. Got {pair!r} instead.")
+            ours = of_run and equals and path.strip() in RunConfig.names()
+            own = f" {path.strip()!r} is a setting of the run: -o {pair.strip()}." if ours else ""
+            raise ConfigError(f"--set takes part.option=value, as in --set dbe.kappa=5. Got {pair!r} instead.{own}")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

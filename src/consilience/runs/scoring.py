@@ -24,6 +24,7 @@ from ..metrics.subject import HELD_OUT, Subject
 
 MOST_SCORED = 1000                # clients scored where no number is asked for
 MANY_CLASSES = 50                 # with more, a class for every other sample is taken for a slip
+MANY_CLIENTS = 10_000             # with more, their names are not compared
 LARGE = 10.0                      # a feature so many times as large as 1, and as another, drowns it
 FEW = 32                          # samples that a model is asked about before it is trained
 ABOUT = 0.01                      # bfloat16 rounds by less
@@ -158,6 +159,8 @@ def warnings_of(fed: Federation, data: FederatedData, rounds: int) -> list[str]:
         out.append("There are no test samples that a model of this method could be scored on, so the run gives no accuracy. Leave "
                    "some: train and validation must add up to less than 1, or test=both (or published) takes the published test set.")
     out += _odd_sizes(data)
+    out += _odd_shape(data)
+    out += _alike(data, [fed.name_of(i) for i in range(fed.size)] if fed.size <= MANY_CLIENTS else [])
     out += _odd_outputs(fed, data)
     if data.task == "classification":
         seen = torch.zeros(data.classes, dtype=torch.int64)
@@ -182,6 +185,29 @@ def _odd_sizes(data: FederatedData) -> list[str]:
     largest, smallest = int(size.argmax()), int(torch.where(size > 0, size, torch.inf).argmin())
     return [f"The features differ in size: {called(largest)} is about {float(known.max()):.3g}, {called(smallest)} about "
             f"{float(known.min()):.3g}. Such columns train badly; -o transform=standardise scales each by its mean and deviation."]
+
+
+def _odd_shape(data: FederatedData) -> list[str]:
+    """Images of real numbers whose channels stand last: the model takes the height for channels. Bytes are turned when they are read."""
+    shape = tuple(data.x.shape[1:])
+    if len(shape) != 3 or not data.x.is_floating_point() or shape[2] not in (1, 3, 4) or shape[0] != shape[1] or shape[0] <= shape[2]:
+        return []
+    return [f"A sample of {shape[0]} × {shape[1]} × {shape[2]} is read as {shape[0]} channels of {shape[1]} × {shape[2]} pixels. Do the "
+            "channels stand last? Then turn the samples first: x.transpose(0, 3, 1, 2)."]
+
+
+def _alike(data: FederatedData, clients: Sequence[str]) -> list[str]:
+    """Names that differ in capitals or blanks alone, of which each became one of its own."""
+    out = []
+    classes = [str(name) for name in data.description.get("class_names") or () if len(str(name)) > 1]       # letters are classes
+    for what, names in (("classes", classes), ("clients", clients), ("features", data.feature_names)):
+        first: dict[str, str] = {}
+        twins = [(first[key], name) for name in names if first.setdefault(key := "".join(name.casefold().split()), name) != name]
+        if twins:
+            more = f" (and {len(twins) - 1} more such)" if len(twins) > 1 else ""
+            out.append(f"The {what} {twins[0][0]!r} and {twins[0][1]!r} differ in capitals or blanks alone{more}. If they are the same, "
+                       "write them alike in the data.")
+    return out
 
 
 def _odd_outputs(fed: Federation, data: FederatedData) -> list[str]:

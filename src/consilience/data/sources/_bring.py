@@ -15,6 +15,10 @@ from ...errors import ConfigError, DataError
 from .. import directory as places
 from ..dataset import Dataset
 
+# How files and folders are called that hold parts of a data set rather than clients.
+PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test",
+         "val": "validation", "valid": "validation", "validation": "validation", "dev": "validation"}
+
 
 def find_path(path: str, source: str, directory: str | Path | None) -> Path:
     """The path as given, or else inside the data directory."""
@@ -41,7 +45,7 @@ def samples(x: Any, where: str) -> Tensor:
             raise DataError(f"{where}: samples must be numbers. Got {x.dtype} instead. Text becomes numbers with x.astype('float32').")
         if x.dtype.kind == "u" and x.dtype.itemsize > 1:            # torch computes little with these
             x = x.astype(np.int64)
-    x = torch.as_tensor(x)
+    x = torch.as_tensor(x).detach()                      # samples are data, whatever computed them
     if x.dim() < 2 or (len(x) and not x[:1].numel()):
         raise DataError(f"{where}: samples must have at least two dimensions (samples, features), none of them empty. "
                         f"Got {tuple(x.shape)} instead.")

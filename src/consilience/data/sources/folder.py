@@ -10,7 +10,7 @@ import torch
 from ...errors import DataError
 from ...options import option
 from ..dataset import Dataset
-from ._bring import find_path
+from ._bring import PARTS, find_path
 from ._images import SUFFIXES, class_files, image_files, image_size, read_images, subfolders
 from .base import Source
 
@@ -50,6 +50,7 @@ class Folder(Source):
         if {"train", "test"} == {p.name for p in tops}:
             parts = {p.name: p for p in tops}
         else:
+            _refuse_parts(root, tops)
             parts = {"": root}
         paths: list[Path] = []
         labels: list[str] = []
@@ -92,6 +93,20 @@ class Folder(Source):
             raise DataError(f"The image {first} has {width} × {height} pixels. Say which square size to use, as in "
                             f"folder(path=\"…\", size={min(width, height)}).")
         return width
+
+
+def _refuse_parts(root: Path, tops: list[Path]) -> None:
+    """A data set's own parts, which would be taken for clients."""
+    found = [p for p in tops if p.name.lower() in PARTS]
+    if not found or (len(found) == 1 and len(tops) > 1) or any(image_files(p) for p in tops):
+        return
+    if len(tops) == 1:
+        raise DataError(f"The folder {root} holds {found[0].name}/ alone, which would be taken for a client and is called as a part of a "
+                        f"data set. To read it, write folder(path=\"{found[0]}\").")
+    move = next((f" Every client's validation samples are drawn from its own (validation=0.1), so move the images of {p.name}/ to one of "
+                 "them." for p in found if PARTS[p.name.lower()] == "validation"), "")
+    raise DataError(f"In {root}, {' and '.join(f'{p.name}/' for p in found)} would be taken for clients and are called as parts of a data "
+                    f"set. The parts to train on and to test on are called train and test, with nothing beside them.{move}")
 
 
 def _domains(folder: Path) -> list[tuple[str, Path]]:

@@ -15,7 +15,7 @@ import torch
 from ...errors import DataError, did_you_mean, some
 from ...options import option
 from ..dataset import Dataset
-from ._bring import check_missing, find_path, from_arrays
+from ._bring import PARTS, check_missing, find_path, from_arrays
 from .base import Source
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -132,6 +132,9 @@ def _files(path: Path) -> list[Path]:
     stems = [p.stem for p in files]
     if twice := next((p for p in files if stems.count(p.stem) > 1), None):
         raise DataError(f"The folder {path} has two files of the client {twice.stem!r}. Every client has one.")
+    if len(files) > 1 and all(stem.lower() in PARTS for stem in stems):
+        raise DataError(f"The tables {' and '.join(p.name for p in files)} of {path} would be taken for clients and are called as parts of "
+                        "a data set. Put the rows of all of them in one table; train, validation and test divide each client's.")
     return files
 
 
@@ -148,16 +151,20 @@ _OTHER_FORMS = {
 def _csv(path: Path, separator: str) -> dict[str, Any]:
     if len(separator) != 1:
         raise DataError(f"The separator of a table's columns is one character, as ';' or '\\t'. Got {separator!r} instead.")
+    begins = 1
     try:
         with path.open("rb") as raw:
             start = raw.read(8)
         if form := next((form for mark, form in _OTHER_FORMS.items() if start.startswith(mark)), None):
             raise DataError(f"The file {path} is not a CSV file in UTF-8 but {form}.")
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, delimiter=separator)
+            # strict: a quotation mark that is left open would take the rows after it into its value
+            rows = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=separator != " ")
             header = [h.strip() for h in next(rows, [])]
             columns: list[list[str]] = [[] for _ in header]
+            begins = rows.line_num + 1
             for row in rows:
+                begins = rows.line_num + 1
                 if not row:
                     continue
                 if len(row) != len(header):
@@ -170,7 +177,10 @@ def _csv(path: Path, separator: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}. Save it again as UTF-8, for example with: "
                         f"iconv -f latin1 -t utf-8 OLD > NEW") from None
-    except (csv.Error, TypeError, ValueError) as error:      # Python has had all three for a separator it does not take
+    except csv.Error as error:
+        raise DataError(f"The row of {path} that begins in line {begins} is not CSV: {error}. Is a quotation mark not closed, or is there "
+                        "more between it and the next separator? Within such a value a quotation mark is written twice.") from None
+    except (TypeError, ValueError) as error:                 # Python has had all three for a separator it does not take
         raise DataError(f"The file {path} is not a CSV file in UTF-8: {error}.") from None
     except OSError as error:
         raise DataError(f"The file {path} cannot be read: {error.strerror or error}.") from None
@@ -235,6 +245,8 @@ def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False, dec
             out[i] = np.nan
             continue
         try:
+            if "_" in str(value):                    # a code: Python takes 12_3 for 123
+                raise ValueError
             number = float(value.translate(as_python) if isinstance(value, str) else value)
         except (TypeError, ValueError):
             number = float("nan")
@@ -249,9 +261,20 @@ def _numbers(values: list[Any], column: str, path: Path, gaps: bool = False, dec
 
 
 def _labels(values: list[Any]) -> Any:
-    """Whole numbers where all are, else text."""
+    """Whole numbers where all are, else text. 1.0 is the class 1: so it is written once a column had gaps."""
     try:
-        numbers = [int(v) for v in values]
-        return np.asarray(numbers) if all(float(v) == n for v, n in zip(values, numbers)) else [str(v) for v in values]
-    except (TypeError, ValueError):
+        return np.asarray([_whole(v) for v in values])
+    except (TypeError, ValueError, OverflowError):
         return [str(v) for v in values]
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and "_" in value:
+        raise ValueError
+    try:
+        number = int(value)
+    except ValueError:
+        number = int(float(value))
+    if float(value) != number:
+        raise ValueError
+    return number
