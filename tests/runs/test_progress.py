@@ -32,6 +32,16 @@ def test_a_log_has_a_line_now_and_then(log):
     assert "3/3" in lines[-1]                                   # and nothing after it
 
 
+def test_a_log_says_when_models_are_scored(log):
+    class Waiting(RunProgress):
+        def scoring(self):
+            super().scoring()
+            log.wait_for("fedavg · scoring · 0 of 1 after ")
+    with progress_bar() as bar:
+        consilience.run("fedavg", DATA, rounds=1, steps=1, engine="sequential", listener=Waiting(bar, "fedavg"))
+    assert "scoring" not in log.read()[-1]
+
+
 def test_work_that_reports_nothing_has_lines_too(log):
     with progress_bar() as bar:
         bar.add_task("reading", total=None, note="")
@@ -115,8 +125,8 @@ def test_runs_say_which_client_they_train_and_what_was_made_before(tmp_path, mon
         with contextlib.suppress(KeyboardInterrupt):
             run_many([Job("a", config, str(tmp_path))], "training", workers=1, watcher=ear)
         return ear.heard
-    clients = lambda round_number: [f"a: round {round_number}, client {n} of 4" for n in range(1, 5)]
-    assert run(stop=2) == [*clients(1), 1, *clients(2), 2]               # the interrupted round has no checkpoint yet
-    assert run(stop=3) == ["found 1", *clients(2), 2, *clients(3), 3]
-    assert run() == ["found 2", *clients(3), 3, *clients(4), 4]
+    noted = lambda round_number: [*(f"a: round {round_number}, client {n} of 4" for n in range(1, 5)), f"a: round {round_number}, scoring"]
+    assert run(stop=2) == [*noted(1), 1, *noted(2), 2]                   # the interrupted round has no checkpoint yet
+    assert run(stop=3) == ["found 1", *noted(2), 2, *noted(3), 3]
+    assert run() == ["found 2", *noted(3), 3, *noted(4), 4]
     assert run() == ["found 4"]

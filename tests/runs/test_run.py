@@ -277,15 +277,18 @@ def test_a_listener_hears_everything(tiny):
         def client_done(self, done, of):
             heard.append(("client", done, of))
 
+        def scoring(self):
+            heard.append("scoring")
+
         def round_done(self, record):
             heard.append(("round", record["round"]))
 
         def warned(self, message):
             heard.append(("warned", message))
 
-    consilience.run("fedavg", **tiny | {"rounds": 1, "clients": 1}, listener=Ear())
+    consilience.run("fedavg", **tiny | {"rounds": 2, "clients": 1, "eval_every": 2}, listener=Ear())
     assert heard[0] == ("warned", "There is only one client: this is ordinary training, without federation.")
-    assert heard[1:] == [("started", 1, 0), ("client", 1, 1), ("round", 1)]
+    assert heard[1:] == [("started", 2, 0), ("client", 1, 1), ("round", 1), ("client", 1, 1), "scoring", ("round", 2)]
 
 
 def test_early_stop_on_validation(tiny):

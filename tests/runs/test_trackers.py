@@ -65,6 +65,9 @@ class Heard(Listener):
     def client_done(self, done, of):
         self.calls.append(("client", done, of))
 
+    def scoring(self):
+        self.calls.append("scoring")
+
     def round_done(self, record):
         self.calls.append(("round", record["round"]))
 
@@ -96,9 +99,10 @@ def test_the_other_listener_hears_everything(tmp_path):
     with Trackers([diary], heard) as listener:
         listener.started(None, 5, 2)
         listener.client_done(1, 4)
+        listener.scoring()
         listener.round_done(record(3, 0.5))
         listener.warned("careful")
-    assert heard.calls == [("started", 5, 2), ("client", 1, 4), ("round", 3), ("warned", "careful")]
+    assert heard.calls == [("started", 5, 2), ("client", 1, 4), "scoring", ("round", 3), ("warned", "careful")]
     assert diary.calls == [("start", 2), (3, 0.5), "FINISHED"]
 
 

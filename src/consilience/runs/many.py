@@ -271,6 +271,9 @@ class _Ear(Listener):
     def client_done(self, done: int, of: int) -> None:
         self.note(f"round {self.done + 1}, client {done} of {of}")
 
+    def scoring(self) -> None:
+        self.note(f"round {self.done + 1}, scoring")
+
     def round_done(self, record: dict[str, Any]) -> None:
         self.done = record["round"]
         self.heard(self.done)

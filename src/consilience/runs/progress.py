@@ -109,6 +109,9 @@ class RunProgress(Listener):
     def client_done(self, done: int, of: int) -> None:
         self.bar.update(self.task, description=f"{self.label} · client {done}/{of}")
 
+    def scoring(self) -> None:
+        self.bar.update(self.task, description=f"{self.label} · scoring")
+
     def round_done(self, record: dict[str, Any]) -> None:
         self.bar.update(self.task, completed=record["round"], description=self.label, note=latest(record))
 

@@ -209,7 +209,7 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
                 folder.checkpoint(fed, force=True)
             return
         start = time.perf_counter()
-        record = _round(config, data, fed, drawn, result.records)
+        record = _round(config, data, fed, drawn, result.records, listener)
         if _says_nothing(record, data) and not any("criterion" in r for r in result.records):
             listener.warned(f"{config.run.criterion} cannot be had on the validation samples (too few classes among them?), so no "
                             "round is chosen by it. Take more validation samples, or another criterion.")
@@ -226,7 +226,7 @@ def _rounds(config: RunConfig, data: FederatedData, fed: Federation, result: Res
 
 
 def _round(config: RunConfig, data: FederatedData, fed: Federation, drawn: list[int] | None,
-           records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+           records: Sequence[dict[str, Any]], listener: Listener) -> dict[str, Any]:
     """Make a round; its record, with scores and measures where they are due. `drawn` are the clients that are scored, None for all."""
     from .measure import criterion_of_round, measures_of_round
     run, start = config.run, time.perf_counter()
@@ -236,6 +236,7 @@ def _round(config: RunConfig, data: FederatedData, fed: Federation, drawn: list[
     record = describe_round(report, data.table.names)
     if not (due(run.eval_every) and report.exchanged):
         return record | NOT_SCORED | seconds()
+    listener.scoring()
     # what models answer is asked once, for accuracy and for the criterion
     subject = Subject(fed, only(data, drawn), clients=drawn) if run.criterion != ACCURACY else None
     record |= score_round(fed, data, run.eval_clients, subject)

@@ -171,6 +171,9 @@ class Trackers(Listener):
     def client_done(self, done: int, of: int) -> None:
         self.also.client_done(done, of)
 
+    def scoring(self) -> None:
+        self.also.scoring()
+
     def round_done(self, record: dict[str, Any]) -> None:
         self._tell("log", record["round"], numbers_of(record))
         self.also.round_done(record)
