@@ -24,6 +24,8 @@ from consilience.engines.estimate import steps_per_round
 from consilience.engines.rehearse import rehearse
 from consilience.engines.sequential import Sequential
 from consilience.errors import ConfigError, DataError
+from consilience.runs import environment
+from consilience.runs.files import read_json
 from consilience.runs.reload import open_run
 from consilience.runs.run import Listener
 
@@ -289,6 +291,21 @@ def test_a_listener_hears_everything(tiny):
     consilience.run("fedavg", **tiny | {"rounds": 2, "clients": 1, "eval_every": 2}, listener=Ear())
     assert heard[0] == ("warned", "There is only one client: this is ordinary training, without federation.")
     assert heard[1:] == [("started", 2, 0), ("client", 1, 1), ("round", 1), ("client", 1, 1), "scoring", ("round", 2)]
+
+
+def test_the_commit_recorded_is_that_of_the_start(tiny, tmp_path, monkeypatch):
+    """Somebody may commit, or check out another branch, while a long run goes on; what ran is what had been read before."""
+    commits = iter("ab")
+
+    def git(command, **how):
+        return subprocess.CompletedProcess(command, 0, next(commits) if "rev-parse" in command else "", "")
+    monkeypatch.setattr(environment.subprocess, "run", git)
+    environment._git_state.cache_clear()
+    try:
+        consilience.run("fedavg", **tiny | {"rounds": 1}, out=tmp_path / "run")       # describes where it runs at its begin and at its end
+    finally:
+        environment._git_state.cache_clear()
+    assert read_json(tmp_path / "run" / "environment.json")["git"] == {"commit": "a", "changed": False}
 
 
 def test_early_stop_on_validation(tiny):

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ def version_of(name: str) -> str | None:
         return None
 
 
+@cache
 def _git_state() -> dict[str, Any] | None:
-    """Commit and whether files were changed, when the package is used from a checkout."""
+    """Commit and whether files were changed, when the package is used from a checkout. Asked once, when the first run of the process
+    begins: the code at work was read then, and while a long run goes on others may commit.
+    """
     here = Path(__file__).resolve().parent
     try:
         def ask(*args: str) -> str:
