@@ -188,6 +188,12 @@ MUTATIONS = (
              "layers/test_bfloat16.py::test_maps_of_another_size_have_the_whole_kernel"),
     Mutation("a cut kernel's gradient is lost", "layers/bfloat16.py", "            a.reach.of(out[-1]).copy_(a.grad)", "            pass",
              "layers/test_bfloat16.py::test_kernels_larger_than_their_maps_are_cut"),
+    Mutation("pooling: of equal numbers the last counts", "layers/pooling.py", "(b > a).long()", "(b >= a).long()",
+             "layers/test_pooling.py::test_by_hand_the_first_of_equal_numbers_counts"),
+    Mutation("pooling: places of a map without its last column", "layers/pooling.py", "[:, None] * width", "[:, None] * 2 * w",
+             "layers/test_pooling.py::test_the_way_back_from_slices"),
+    Mutation("the commit is asked for again at the end of a run", "runs/environment.py", "@cache\n", "",
+             "runs/test_run.py::test_the_commit_recorded_is_that_of_the_start"),
     Mutation("a folded kernel that begins in the midst of a square", "layers/folding.py", "    front = padding % STRIDE ", "    front = 0 ",
              "layers/test_folding.py::test_maps_and_all_gradients_are_the_convolutions"),
     # frozen models are asked once a round
