@@ -64,6 +64,19 @@ def test_slices_give_the_same_numbers_and_strides(channels, size, monkeypatch):
     assert torch.equal(places, F.max_pool2d(x, 2, return_indices=True)[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_with_numbers_that_are_none(dtype):
+    """Windows that hold one have none as their largest; all others keep their places."""
+    x = maps(50, 6, 23, 24).to(dtype)
+    x[0, 1, 2, 3], x[1, 2, :4, :4], x[2, 0, 5, 5] = float("nan"), float("-inf"), float("inf")
+    theirs, places = F.max_pool2d(x, 2, return_indices=True)
+    ours, found = pooling._largest_and_places(x)
+    for given in (ours, pooling._largest(x)):
+        torch.testing.assert_close(given, theirs, rtol=0, atol=0, equal_nan=True)
+    assert int(theirs.isnan().sum()) == 1
+    assert torch.equal(found[~theirs.isnan()], places[~theirs.isnan()])
+
+
 def test_by_hand_the_first_of_equal_numbers_counts():
     """One map of 4×5, whose last column no window has. Windows: 1 7 7 0 (7 at place 1 of row 0, the first of two), 2 2 2 2 (place 2),
     0 0 0 3 (row 3, column 1: place 16), 4 0 5 5 (row 3, column 2: place 17).

@@ -73,7 +73,9 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _largest_and_places(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with their places in the maps; of equal numbers the first counts, row by row, as in PyTorch's kernel."""
+    """The same with their places in the maps; of equal numbers the first counts, row by row, as in PyTorch's kernel. In a window with
+    a number that is none the place may be another than PyTorch's.
+    """
     width, (h, w) = x.shape[3], (x.shape[2] // 2, x.shape[3] // 2)
     a, b = x[:, :, 0:2 * h:2, 0:2 * w:2], x[:, :, 0:2 * h:2, 1:2 * w:2]
     c, d = x[:, :, 1:2 * h:2, 0:2 * w:2], x[:, :, 1:2 * h:2, 1:2 * w:2]
