@@ -144,6 +144,25 @@ score = { select = 2 }
     assert best.partial[0] > 0
 
 
+def test_a_finished_run_that_stayed_below_its_threshold_says_so(whole, tmp_path):
+    """That a threshold is never met is a result: it stands in the table and on the page, and the run is not called one that is missing."""
+    recipe = load_tiny(tmp_path, TINY.replace("[rows.fedavg]", """
+[columns.never]
+unit = ""
+score = { reach = 1.0 }
+[rows.fedavg]"""))
+    for_both = Order((), ("never",), 1, 0.5)
+    found = collect(recipe, whole[2] / "runs", for_both)
+    never = entry(found, "dbe", "never")
+    assert (never.state, never.values, never.partial) == ("not reached in 2 rounds", {}, {})
+    assert never.line(0).startswith("not reached in 2 rounds")
+    assert found.table(["dbe"], ["never"]).rows[0][3] == "not reached in 2 rounds"
+    page = write_results(found, for_both, tmp_path / "results").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| never | {never.cell.row.title} |"))
+    assert "| not reached in 2 rounds |" in row
+    assert "never: not run" not in page
+
+
 def test_what_is_there_is_written_down_before_the_next_run_ends(whole, tmp_path):
     """Whatever stops the second run finds the first in the table."""
     recipe, _, _ = whole

@@ -13,7 +13,7 @@ from .check import missing_data
 from .folders import cell_values, known_measures, run_folder, stored_run
 from .format import Cell, Recipe, Score, scaled_rounds
 from .orders import Order
-from .outcome import Entry, Outcome
+from .outcome import NEVER, Entry, Outcome
 from .score import value_in, value_of
 
 
@@ -91,7 +91,7 @@ class _Collection:
         try:
             value = self.number(entry.cell, entry.cell.score, seed, run)
             if value is None and run.stopped is not None:
-                self.unmeasured(entry, seed, run)
+                self.say_why_none(entry, seed, run)
             elif value is not None and (run.stopped is not None or entry.cell.score.settled):
                 entry.values[seed], entry.states[seed] = value, "done"
             elif value is not None:
@@ -104,9 +104,15 @@ class _Collection:
         except ConsilienceError as error:
             entry.states[seed] = f"failed: {error}"
 
-    def unmeasured(self, entry: Entry, seed: int, run: StoredRun) -> None:
-        """Say that a finished run lacks the measure that its cell is scored by, and why."""
-        text = entry.cell.score.measure
+    def say_why_none(self, entry: Entry, seed: int, run: StoredRun) -> None:
+        """Why a finished run has no value: its threshold was not reached, or it lacks the measure that its cell is scored by."""
+        score = entry.cell.score
+        asked = score.reach is not None or (score.reach_row is not None and self.threshold(entry.cell, score, seed) is not None)
+        last = dataclasses.replace(score, reach=None, reach_row=None, select="last", report="value")
+        if asked and value_of(last, run.records) is not None:
+            rounds = run.records[-1]["round"]
+            entry.states[seed] = f"{NEVER} {rounds} round{'' if rounds == 1 else 's'}"
+        text = score.measure
         if text and text not in known_measures(run.path):
             why = self.failures.measures.get((run.path.name, text))
             entry.states[seed] = f"failed: {why}" if why else "not measured"

@@ -13,6 +13,7 @@ from ..runs.statistics import Spread, spread
 from .format import Cell, Recipe
 
 HEADER = ["column", "row", "paper", "ours", "difference", "within the paper's spread", "seeds", "rounds"]
+NEVER = "not reached in"                       # the state of a run that ended before its threshold
 LABEL_END = ", so these are not the table's numbers"
 # settings of a run that say how its numbers are computed and kept, not which
 HOW = frozenset({"layout", "eval_batch", "engine", "device", "devices", "ray", "store", "map_data", "data_dir", "track",
@@ -29,7 +30,7 @@ class Entry:
     values: dict[int, float] = field(default_factory=dict)        # by seed, of finished runs
     partial: dict[int, float] = field(default_factory=dict)       # by seed, of runs that were cut off, by the same protocol
     also: dict[str, dict[int, float]] = field(default_factory=dict)
-    states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, failed: …
+    states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, not reached in 20 rounds, failed: …
     runs: dict[int, StoredRun] = field(default_factory=dict)
     unavailable: str | None = None
     scale: float = 1.0
@@ -43,10 +44,12 @@ class Entry:
         """How one run stands, in a line."""
         digits, printed = self.cell.digits, self.cell.printed
         value = self.values.get(seed, self.partial.get(seed))
-        shown = "no value yet" if value is None else f"{value:.{digits}f}"
+        state = self.states.get(seed, "done")
+        never = state.startswith(NEVER)
+        shown = state if never else "no value yet" if value is None else f"{value:.{digits}f}"
         paper = f", paper {printed.shown(digits)}" if printed is not None else ""
         seconds = sum((r.get("measured") or {}).get("seconds", 0.0) for r in self.runs[seed].records) if seed in self.runs else 0.0
-        cut = f", {self.states[seed]}" if self.states.get(seed, "done") != "done" else ""
+        cut = f", {state}" if state != "done" and not never else ""
         return f"{shown}{paper}{cut}, {seconds:.0f} s"
 
     @property
@@ -65,6 +68,11 @@ class Entry:
         if self.difference is None or printed is None or printed.spread is None:
             return None
         return abs(self.difference) <= printed.spread + 1e-9      # 69.7 is within 69.1 ± 0.6 in spite of binary fractions
+
+    @property
+    def came_out(self) -> bool:
+        """Whether its runs say something: a number, or that a threshold was not reached."""
+        return bool(self.values or self.partial) or any(s.startswith(NEVER) for s in self.states.values())
 
     @property
     def state(self) -> str:

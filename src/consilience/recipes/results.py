@@ -39,7 +39,7 @@ def write_results(outcome: Outcome, order: Order, into: str | Path, drawn_in: Pa
     for run in {r.path: r for e in outcome.entries for r in e.runs.values() if r.path.is_dir() and r.records}.values():
         _keep(run, into / RECORDS)
     kept = collect(outcome.recipe, into / RECORDS, order)
-    if not any(e.values or e.partial for e in kept.entries):
+    if not any(e.came_out for e in kept.entries):
         return None
     name = page_name(kept)
     for figure in outcome.figures if drawn_in is not None else ():
@@ -70,15 +70,15 @@ def _words(file: Path) -> str:
 
 def results_page(outcome: Outcome, words: str) -> str:
     r = outcome.recipe
-    shown = [e for c in r.columns for e in outcome.entries if e.cell.column.name == c.name and (e.values or e.partial)]
+    shown = [e for c in r.columns for e in outcome.entries if e.cell.column.name == c.name and e.came_out]
     parts = [f"# {r.name}: {r.title}", f"> **{outcome.label}.**" if outcome.label else "", f"{r.citation}." if r.citation else "",
              f"Made from the records by consilience {__version__}. `{outcome.command}` runs it, and with `--report-only --results` "
              "makes this page."]
     if shown:
         whole = outcome.table(sorted({e.cell.row.name for e in shown}), sorted({e.cell.column.name for e in shown}))
-        chosen = [(row, e) for row, e in zip(whole.rows, whole.data) if e["ours"] or e["cut_off"]]
         seconds = {(e.cell.row.name, e.cell.column.name): _seconds(e) for e in shown}
-        table = Table([*whole.header, "seconds"], [[*row, seconds[e["row"], e["column"]]] for row, e in chosen])
+        chosen = [(row, s) for row, e in zip(whole.rows, whole.data) if (s := seconds.get((e["row"], e["column"])))]
+        table = Table([*whole.header, "seconds"], [[*row, s] for row, s in chosen])
         parts += ["## Paper, ours, difference", table.markdown(),
                   "\n".join(f"- {n}" for n in outcome.notes(shown) if not n.startswith("Unavailable"))]
     parts += ["## What came out, and what did not", WORDS[0], words, WORDS[1]]
