@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from consilience.cli.recipes import recipes, reproduce
 from consilience.errors import ConfigError, DeviceError
 from consilience.recipes.load import recipe_names
+from consilience.recipes.results import write_results
 
 app = typer.Typer()
 app.command()(recipes)
@@ -101,6 +102,23 @@ def test_reproduce_writes_and_prints(run, tiny, tmp_path):
     assert ours["fedavg", "accuracy"]["mean"] == pytest.approx(float(lines[1].split(",")[3]), abs=0.005)
     assert ours["dbe", "kept"] is None                                    # its measure was not asked for by the first command
     assert document["scaled"] == 0.25
+
+
+def test_records_are_kept_after_every_run(run, tiny, tmp_path, monkeypatch):
+    """A borrowed machine may be gone before the second run ends; the first is in the folder that was asked for by then."""
+    class Gone(BaseException):
+        pass
+
+    def lost(outcome, *more):
+        kept = write_results(outcome, *more)
+        raise Gone(kept)
+    monkeypatch.setattr("consilience.cli.recipes.write_results", lost)
+    with pytest.raises(Gone):
+        run("reproduce", str(tiny), "--rows", "fedavg,dbe", "--columns", "accuracy", "--seeds", "1", "--rounds-scale", "0.25",
+            "--jobs", "1", "--results", "kept")
+    assert len(list((tmp_path / "kept" / "records").glob("fedavg-*.csv"))) == 1
+    assert not list((tmp_path / "kept" / "records").glob("dbe-*.csv"))
+    assert "FedAvg" in next((tmp_path / "kept").glob("tiny*.md")).read_text(encoding="utf-8")
 
 
 def test_a_recipe_named_twice_is_written_and_printed_once(run, tiny, tmp_path):

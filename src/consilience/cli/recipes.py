@@ -164,7 +164,12 @@ def reproduce(names: Annotated[list[str], typer.Argument(metavar="NAME…", help
     with printed_first() as write:
         with progress_bar() as bar:
             tell = lambda what: bar.console.print(what, highlight=False, markup=False, soft_wrap=True)
-            finished = lambda piece, outcome: write(partial(write_outcome, outcome, piece.out))
+
+            def finished(piece: Piece, outcome: Outcome) -> None:
+                """What is there is written down after every run: the machine may not be there for the last one."""
+                write(partial(write_outcome, outcome, piece.out))
+                if results is not None:
+                    write(partial(write_results, outcome, piece.order, results))
             outcomes = reproduce_all(pieces, data_dir=data_dir, jobs=jobs, again=again, train=not report_only, until=until,
                                      watcher=RunsProgress(bar), tell=tell, finished=finished)
             for piece, outcome in zip(pieces, outcomes):

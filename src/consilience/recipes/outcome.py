@@ -30,7 +30,7 @@ class Entry:
     values: dict[int, float] = field(default_factory=dict)        # by seed, of finished runs
     partial: dict[int, float] = field(default_factory=dict)       # by seed, of runs that were cut off, by the same protocol
     also: dict[str, dict[int, float]] = field(default_factory=dict)
-    states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, not reached in 20 rounds, failed: …
+    states: dict[int, str] = field(default_factory=dict)          # by seed: done, not run, round 3 of 20, not reached in …, failed: …
     runs: dict[int, StoredRun] = field(default_factory=dict)
     unavailable: str | None = None
     scale: float = 1.0
