@@ -163,3 +163,21 @@ def test_a_setting_that_is_typed_twice(cli, tmp_path):
     (tmp_path / "c.toml").write_text("momentum = 0.5")                        # the command line goes before a file
     assert cli("run", "fedavg", *TINY, "--config", "c.toml", "-o", "momentum=0.9", "--out", "r",
                "--json").json()["config"]["momentum"] == 0.9
+
+
+def test_the_method_may_stand_in_the_file(cli, tmp_path):
+    (tmp_path / "c.toml").write_text('method = "fedprox"\nsettings = { "prox.mu" = 0.5 }')
+    config = cli("run", *TINY, "--config", "c.toml", "--json").json()["config"]
+    assert (config["method"], config["settings"]) == ("fedprox", {"prox.mu": 0.5})
+    assert cli("run", "prox+dbe", *TINY, "--config", "c.toml", "--json").json()["config"]["method"] == "dbe+prox"
+    for command in ("run", "sweep"):
+        assert "Which method? Name it" in cli(command, *TINY, code=2).err
+
+
+def test_a_wrong_setting_names_the_file_that_it_stands_in(cli, tmp_path):
+    (tmp_path / "c.toml").write_text("rounds = -1")
+    for command in ("run", "compare", "sweep"):
+        said = cli(command, "fedavg", "--config", "c.toml", code=2).err
+        assert "Error: c.toml: The 'rounds' option of the run must be at least 1" in said
+    (tmp_path / "c.toml").write_text("momentum = 0.5")
+    assert "Error: The 'rounds' option" in cli("run", "fedavg", "--config", "c.toml", "--rounds", "-1", code=2).err      # not the file's

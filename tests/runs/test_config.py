@@ -72,6 +72,14 @@ def test_set_reads_values_as_yaml(text, value):
     assert list(parse_set([text]).values()) == [value]
 
 
+@pytest.mark.parametrize(("text", "value"), [("010", 10), ("-007", -7), ("0x10", 16), ("1_000", 1000), ("12", 12)])
+def test_a_whole_number_may_begin_with_zero(tmp_path, text, value):
+    """YAML 1.1 takes 010 for eight."""
+    (tmp_path / "a.yaml").write_text(f"rounds: {text}\n")
+    assert read_config_file(tmp_path / "a.yaml") == {"rounds": value}
+    assert parse_set([f"a.b={text}"]) == {"a.b": value}
+
+
 def test_files_must_hold_a_table(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(ConfigError, match="table of settings"):

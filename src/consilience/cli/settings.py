@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,8 @@ _USUAL = RunConfig().flat()        # the defaults, which a file may replace
 
 Method = Annotated[str, typer.Argument(help="Names joined by '+', as in scaffold+dbe; `consilience methods` lists them.",
                                        show_default=False)]
+MethodOrFile = Annotated[str | None, typer.Argument(help="Names joined by '+', as in scaffold+dbe; `consilience methods` lists them. "
+                                                         "May stand in the file of --config instead.", show_default=False)]
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML, YAML or JSON file with the same settings.")]
 Data = Annotated[str | None, typer.Option("--data", help="Data set (digits unless a file says otherwise).")]
 Split = Annotated[str | None, typer.Option("--split", help="How the data are divided among clients, as in 'dirichlet(alpha=0.1)'; "
@@ -49,6 +53,7 @@ Option = Annotated[list[str] | None, typer.Option("--option", "-o", help="Any ot
 def configure(config: Path | None, set_: list[str] | None, option: list[str] | None, **given: Any) -> RunConfig:
     """A file's settings under those of the command line."""
     values: dict[str, Any] = read_config_file(config) if config else {}
+    of_file = dict(values)
     settings = {**flatten_settings(values.pop("settings", None) or {}), **parse_set(set_ or [], of_run=True)}
     typed = {k: (str(v) if isinstance(v, Path) else v) for k, v in given.items() if v is not None}
     for pair in option or []:
@@ -62,7 +67,30 @@ def configure(config: Path | None, set_: list[str] | None, option: list[str] | N
         if key.strip() in typed:
             raise set_twice(key.strip(), typed[key.strip()], pair)
         values[key.strip()] = text
-    return RunConfig.make({**values, **typed, "settings": settings})
+    if not {"method"} & {*values, *typed}:
+        raise ConfigError("Which method? Name it right after the command, as in fedavg, or in the file of --config, as in "
+                          "method = \"fedavg\".")
+    with file_named(config, {"method": typed.get("method"), **of_file}):
+        return RunConfig.make({**values, **typed, "settings": settings})
+
+
+@contextlib.contextmanager
+def file_named(config: Path | None, of_file: Mapping[str, Any]) -> Iterator[None]:
+    """Say in which file a wrong setting stands: where the file alone is refused for the same reason."""
+    try:
+        yield
+    except ConfigError as error:
+        if config is None or _refusal(of_file) != str(error):
+            raise
+        raise ConfigError(f"{config}: {error}") from None
+
+
+def _refusal(values: Mapping[str, Any]) -> str:
+    try:
+        RunConfig.make(values)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def set_twice(name: str, value: Any, pair: str) -> ConfigError:

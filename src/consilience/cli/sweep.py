@@ -14,7 +14,7 @@ from . import settings as s
 from .output import AsJson, Format, print_json, print_table
 
 
-def sweep(method: s.Method,
+def sweep(method: s.MethodOrFile = None,
           over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values, as in prox.mu=0.001,0.01,0.1, "
                           "lr=0.01:0.1:log or epochs=1:5. May be repeated; without it the ranges that the method declares.")] = None,
           trials: Annotated[int, typer.Option("--trials", help="Trials in all. A larger number continues an earlier sweep.", min=1)] = 20,
@@ -34,7 +34,8 @@ def sweep(method: s.Method,
                        seed=seed, model=model, taps=taps, lr=lr, batch=batch, epochs=epochs, steps=steps, participation=participation,
                        eval_every=eval_every, engine=engine, device=device, devices=devices, ray=ray, data_dir=data_dir)
     with progress_bar() as bar:
-        found = run_sweep(method, base, over or [], trials, out=out_, sampler=sampler, prune=prune, score=score, watcher=RunsProgress(bar))
+        found = run_sweep(base.run.method, base, over or [], trials, out=out_, sampler=sampler, prune=prune, score=score,
+                          watcher=RunsProgress(bar))
     if as_json:
         print_json(found.document())
     else:

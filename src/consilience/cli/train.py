@@ -27,7 +27,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; with
 Again = Annotated[bool, typer.Option("--again", help="Run again even if the folder holds a finished run.")]
 
 
-def run(method: s.Method, config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None,
+def run(method: s.MethodOrFile = None, config: s.Config = None, data: s.Data = None, split: s.Split = None, shift: s.Shift = None,
         clients: s.Clients = None, rounds: s.Rounds = None, set_: s.Set = None, seed: s.Seed = None, model: s.Model = None,
         taps: s.Taps = None, lr: s.Lr = None, batch: s.Batch = None, epochs: s.Epochs = None, steps: s.Steps = None,
         participation: s.Participation = None, eval_every: s.EvalEvery = None, engine: s.Engine = None, device: s.Device = None,
@@ -127,7 +127,8 @@ def compare(methods: Annotated[list[str], typer.Argument(help="Methods to compar
                              "participation": participation, "eval_every": eval_every, "engine": engine, "device": device,
                              "devices": devices, "ray": ray, "data_dir": data_dir}
     given = {k: v for k, v in flags.items() if v is not None}
-    base = s.configure(None, None, option, **{k: v for k, v in file.items() if k not in typed} | given | {"method": "fedavg"})
+    with s.file_named(config, {**file, "method": "fedavg"}):
+        base = s.configure(None, None, option, **{k: v for k, v in file.items() if k not in typed} | given | {"method": "fedavg"})
     base = dataclasses.replace(base, settings=settings)
     fixed = (base.policy.lr,) if "lr" in {*file, *typed, *given} else None
     comparison = show_comparison(methods, base, list(range(base.policy.seed, base.policy.seed + seeds)), out_=out_ or Path("runs"),

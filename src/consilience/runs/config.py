@@ -212,13 +212,21 @@ class _SetTwice(ValueError):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML as `safe_load` reads it, but for names that are set twice."""
+    """YAML as `safe_load` reads it, but for names that are set twice, and numbers that begin with 0: 010 is ten, not eight."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Here names are as they were written; later they stand beside those that a merge brought in."""
         node = super().compose_mapping_node(anchor)
         _refuse_twice([key.value for key, _ in node.value])
         return node
+
+
+def _whole_number(loader: _StrictLoader, node: Any) -> int:
+    digits = node.value.lstrip("+-")
+    return int(node.value) if digits.isdecimal() else loader.construct_yaml_int(node)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -264,8 +272,8 @@ def parse_set(pairs: list[str], of_run: bool = False) -> dict[str, Any]:
             own = f" {path.strip()!r} is a setting of the run: -o {pair.strip()}." if ours else ""
             raise ConfigError(f"--set takes part.option=value, as in --set dbe.kappa=5. Got {pair!r} instead.{own}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = yaml.load(text, _StrictLoader)
+        except (yaml.YAMLError, _SetTwice):
             value = text
         # YAML 1.1 reads 1e-3 as text; numbers written so are numbers
         if isinstance(value, str):
