@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from consilience.metrics.accuracy import Scores
 from consilience.metrics.clients import bottom_decile, client_mean, harmed, worst
 from consilience.metrics.curves import mean_of_best, rounds_to, speed_up
 
@@ -46,6 +47,14 @@ def test_rounds_to_a_threshold():
     assert speed_up(886, 530) == pytest.approx(1.67, abs=5e-3)      # FedBR, Table 2
     assert speed_up(None, 4) is None
     assert speed_up(4, None) is None
+
+
+def test_a_threshold_met_exactly_is_reached():
+    """0 of 3 and 13 of 23 right are 13 of 26, a half; 13/23 is no binary fraction, and 23 times its float is below 13."""
+    half = Scores(("a", "b"), (3, 23), {"accuracy": (0 / 3, 13 / 23)}).pooled("accuracy")
+    assert half < 0.5
+    assert rounds_to([(1, 0.25), (2, half)], 0.5) == 2
+    assert rounds_to([(1, 1 - 1e-7)], 1.0) is None                  # one wrong of ten million
 
 
 def test_mean_of_best_is_over_any_rounds():
