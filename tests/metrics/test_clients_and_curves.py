@@ -37,6 +37,13 @@ def test_harmed_against_training_alone():
     assert harmed(SCORES, SCORES)["harmed"] == 0                    # equal is not harmed
 
 
+def test_a_loss_of_just_the_margin_is_no_harm():
+    """10 of 20 right against 11 of 20 are one sample, 0.05; their floats differ by 4e-17 more."""
+    assert 0.5 - 0.55 < -0.05
+    assert harmed({"a": 10 / 20}, {"a": 11 / 20}, margin=0.05)["harmed"] == 0
+    assert harmed({"a": 9 / 20}, {"a": 11 / 20}, margin=0.05)["harmed"] == 1
+
+
 CURVE = [(2, 0.40), (4, 0.55), (6, 0.50), (8, 0.61)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Curve = Sequence[tuple[int, float]]        # (round, score) of every scored round, in order
-ROUNDING = 1e-9                            # what a mean over clients may lack in binary fractions; one sample is more
+ROUNDING = 1e-9                            # of a mean over clients, or of a difference, in binary fractions; one sample is more
 
 
 def rounds_to(curve: Curve, threshold: float) -> int | None:
