@@ -20,6 +20,12 @@ from consilience.metrics.classification import (
     sensitivity,
     specificity,
 )
+from consilience.metrics.gather import Answers
+from consilience.metrics.measures.scores import Auroc, AveragePrecision
+
+
+def answered(logits: torch.Tensor, y: torch.Tensor) -> Answers:
+    return Answers(logits, logits, y, torch.zeros(len(y), dtype=torch.int64))
 
 
 def draw(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +47,30 @@ def test_auroc_is_over_the_classes_present():
     p = torch.tensor([[.8, .1, .1], [.3, .6, .1], [.4, .5, .1], [.1, .8, .1]])
     assert auroc(p, torch.tensor([0, 0, 1, 1])) == pytest.approx(0.75)
     assert auroc(p, torch.tensor([1, 1, 1, 1])) is None             # no class has samples on both sides
+
+
+def test_a_sure_model_is_ranked_by_how_sure_it_is():
+    """Two classes, p = 1/(1 + e^(−gap)): 1 to the last bit from a gap of 37 on. The positives' gaps, 60 and 70, are above all others, so
+    every pair is in order and both areas are 1. By p the positives would tie with two of four others: (4 + 4/2)/8 = 3/4 for class 1."""
+    gap, y = torch.tensor([45.0, 60.0, 50.0, -3.0, -40.0, 70.0]), torch.tensor([0, 1, 0, 0, 0, 1])
+    sure = answered(torch.stack([torch.zeros(6), gap], 1), y)
+    assert sure.probabilities[[0, 1, 2, 5], 1].tolist() == [1.0] * 4
+    assert Auroc().value(sure) == 1.0
+    assert AveragePrecision().against(sure, 1) == 1.0
+    assert torch.allclose(sure.odds, torch.stack([-gap, gap], 1).double())
+
+
+@given(st.integers(0, 1000), st.integers(2, 6))
+def test_odds_are_those_of_the_probabilities(seed, classes):
+    logits = rng.normal(rng.key(seed, "logits"), (20, classes)) * 3
+    answers = answered(logits, torch.zeros(20, dtype=torch.int64))
+    p = answers.probabilities
+    assert torch.allclose(answers.odds, (p / (1 - p)).log())
+    turned = answered(logits[:1].repeat(classes, 1), torch.zeros(classes, dtype=torch.int64))
+    shuffled = answered(torch.stack([logits[0].roll(i) for i in range(classes)]), torch.zeros(classes, dtype=torch.int64))
+    assert torch.equal(torch.stack([shuffled.odds[i].roll(-i) for i in range(classes)]), turned.odds)
+    ties = answered(torch.ones(5, classes) * torch.arange(5)[:, None], torch.zeros(5, dtype=torch.int64)).odds
+    assert all(len(column.unique()) == 1 for column in ties.T)      # who says nothing says nothing at any level
 
 
 def test_balanced_accuracy_by_hand():

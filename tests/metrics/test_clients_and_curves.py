@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from consilience.metrics.accuracy import Scores
 from consilience.metrics.clients import bottom_decile, client_mean, harmed, worst
 from consilience.metrics.curves import mean_of_best, rounds_to, speed_up
 
@@ -36,6 +37,13 @@ def test_harmed_against_training_alone():
     assert harmed(SCORES, SCORES)["harmed"] == 0                    # equal is not harmed
 
 
+def test_a_loss_of_just_the_margin_is_no_harm():
+    """10 of 20 right against 11 of 20 are one sample, 0.05; their floats differ by 4e-17 more."""
+    assert 0.5 - 0.55 < -0.05
+    assert harmed({"a": 10 / 20}, {"a": 11 / 20}, margin=0.05)["harmed"] == 0
+    assert harmed({"a": 9 / 20}, {"a": 11 / 20}, margin=0.05)["harmed"] == 1
+
+
 CURVE = [(2, 0.40), (4, 0.55), (6, 0.50), (8, 0.61)]
 
 
@@ -46,6 +54,14 @@ def test_rounds_to_a_threshold():
     assert speed_up(886, 530) == pytest.approx(1.67, abs=5e-3)      # FedBR, Table 2
     assert speed_up(None, 4) is None
     assert speed_up(4, None) is None
+
+
+def test_a_threshold_met_exactly_is_reached():
+    """0 of 3 and 13 of 23 right are 13 of 26, a half; 13/23 is no binary fraction, and 23 times its float is below 13."""
+    half = Scores(("a", "b"), (3, 23), {"accuracy": (0 / 3, 13 / 23)}).pooled("accuracy")
+    assert half < 0.5
+    assert rounds_to([(1, 0.25), (2, half)], 0.5) == 2
+    assert rounds_to([(1, 1 - 1e-7)], 1.0) is None                  # one wrong of ten million
 
 
 def test_mean_of_best_is_over_any_rounds():

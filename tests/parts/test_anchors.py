@@ -17,6 +17,7 @@ from consilience.core.client import consult
 from consilience.core.population import Population
 from consilience.core.snapshot import restore, snapshot
 from consilience.data.federated import as_float
+from consilience.errors import ConfigError
 from consilience.parts.anchors import Anchors
 from consilience.testing import differences, in_model, run_tiny, tiny_federation, tiny_population
 
@@ -291,6 +292,15 @@ def test_lite_models_travel_every_a_rounds(settings: dict[str, Any], travels: li
         if moved:
             seen.append(number)
     assert seen == travels
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"every": 5}, "every and warm_exchange say nothing"), ({"warm_exchange": False}, "every and warm_exchange say nothing"),
+    ({"lite": True, "clients": "previous"}, "clients=previous says nothing")])
+def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
+    """Without lite models travelled in all rounds, every=5 or not; with it nobody is surveyed, so that no clients' samples are chosen."""
+    with pytest.raises(ConfigError, match=said):
+        tiny_federation([Anchors(**settings)])
 
 
 def test_lite_clients_go_on_from_their_own_models(open_round: Any) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from consilience.core.method import Method
+from consilience.errors import RefusedCombination
 from consilience.parts.cosine import Cosine
 from consilience.parts.drift import Drift
 from consilience.parts.mixup import Mixup
@@ -86,6 +88,14 @@ def test_first_participation() -> None:
     v = view([[LN(2), 0.0]], [0], received=[[5.0, 0.0]], previous=[[0.0, 5.0]], first=True)
     assert float(Drift(margin=0.0, first="skip").loss(v)) == 0.0
     assert float(Drift(margin=0.0, first="uniform").loss(v)) == pytest.approx(-0.5 * (LN(2 / 3) + LN(1 / 3)), rel=1e-5)
+
+
+def test_a_margin_in_cosines_needs_the_heads_temperature() -> None:
+    """A margin of 0.15 is 0.15/τ on logits that are cosines over τ. With 0.1 for a head's 0.05 it would be 0.15·0.05/0.1 = 0.075."""
+    with pytest.raises(RefusedCombination, match=r"tau=0\.1, and the logits of cosine have tau=0\.05"):
+        Method([Cosine(tau=0.05), Drift()])
+    for parts in ([Cosine(tau=0.05), Drift(tau=0.05)], [Cosine(tau=0.05), Drift(margin=0.0)], [Drift(tau=0.05)]):
+        Method(parts)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from consilience import rng, tree
+from consilience.errors import ConfigError
 from consilience.parts.mixup import Mixup
 from consilience.parts.mr import Mr
 from consilience.parts.prbm import Prbm
@@ -223,3 +224,9 @@ def test_stronger_regularisation_brings_means_closer() -> None:
         z = fed.look(0, fed.client(0), fed.model, fed.samples.x[:24], False, False).before["head:input"].mean(0)
         return float((z - fed.shared["mr"]["mean"]).square().mean())
     assert distance(50.0) < distance(0.0)
+
+
+def test_a_running_mean_needs_an_epoch() -> None:
+    """init_epochs=0 trained one all the same."""
+    with pytest.raises(ConfigError, match="needs an epoch for a running mean"):
+        tiny_federation([Mr(init_mean="running", init_epochs=0)])

@@ -42,6 +42,7 @@ def test_paired_leaves_out_seeds_that_one_side_lacks():
 @pytest.mark.parametrize(("values", "reference"), [
     ([0.5, 0.75], [0.25, 0.5]),                   # both differ by 1/4, exactly
     ([0.3, 0.8], [0.2, 0.7]),                     # both by 1/10, up to the last bits of a float
+    ([0.9885, 0.6216], [0.9884, 0.6215]),         # both by one sample of 10,000; a last bit of 0.98, 2⁻⁵³, is more than 1e-12 of that
     ([0.5, 0.75], [0.5, 0.75])])                  # not at all
 def test_differences_that_are_all_alike_cannot_be_tested(values, reference):
     got = paired(values, reference)

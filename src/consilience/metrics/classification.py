@@ -25,11 +25,12 @@ def balanced_accuracy(predicted: Tensor, y: Tensor) -> float | None:
     return float(recall_score(y.numpy(), predicted.numpy(), labels=present, average="macro", zero_division=0))
 
 
-def auroc(probabilities: Tensor, y: Tensor) -> float | None:
-    """Area under the ROC curve, each class against the rest, mean over the classes that have samples on both sides."""
+def auroc(scores: Tensor, y: Tensor) -> float | None:
+    """Area under the ROC curve, each class against the rest, mean over the classes that have samples on both sides. Scores are
+    probabilities, or anything in their order: odds have no ties where a model is very sure."""
     from sklearn.metrics import roc_auc_score
-    p, labels = probabilities.double().numpy(), y.numpy()
-    areas = [roc_auc_score(labels == c, p[:, c]) for c in np.unique(labels) if (labels != c).any()]
+    s, labels = scores.double().numpy(), y.numpy()
+    areas = [roc_auc_score(labels == c, s[:, c]) for c in np.unique(labels) if (labels != c).any()]
     return float(np.mean(areas)) if areas else None
 
 
@@ -59,13 +60,13 @@ def f1(predicted: Tensor, y: Tensor, positive: int) -> float | None:
     return 2 * int((mine & taken).sum()) / int(mine.sum() + taken.sum()) if mine.any() else None
 
 
-def average_precision(probabilities: Tensor, y: Tensor, positive: int) -> float | None:
-    """Area under the steps of precision over sensitivity, by the class's probability. None without samples on both sides."""
+def average_precision(scores: Tensor, y: Tensor, positive: int) -> float | None:
+    """Area under the steps of precision over sensitivity, by the class's probability, or odds. None without samples on both sides."""
     mine = y == positive
     if not mine.any() or mine.all():
         return None
     from sklearn.metrics import average_precision_score
-    return float(average_precision_score(mine.numpy(), probabilities[:, positive].double().numpy()))
+    return float(average_precision_score(mine.numpy(), scores[:, positive].double().numpy()))
 
 
 def calibration(probabilities: Tensor, y: Tensor, bins: int = 15) -> dict[str, float | None]:

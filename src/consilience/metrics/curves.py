@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Curve = Sequence[tuple[int, float]]        # (round, score) of every scored round, in order
+ROUNDING = 1e-9                            # of a mean over clients, or of a difference, in binary fractions; one sample is more
 
 
 def rounds_to(curve: Curve, threshold: float) -> int | None:
     """The first scored round at or above the threshold; None (printed as '-') if there is none."""
-    return next((number for number, score in curve if score >= threshold), None)
+    return next((number for number, score in curve if score >= threshold - ROUNDING), None)
 
 
 def speed_up(reference: int | None, own: int | None) -> float | None:

@@ -44,6 +44,18 @@ class Answers:
         return self.logits.double().softmax(1)
 
     @property
+    def odds(self) -> Tensor:
+        """ln p/(1 − p): what orders samples as their probabilities do, and tells them apart where these are 1 to the last bit.
+
+        Sums run over the logits by size, so that samples with the same ones are equal in whichever order they have them.
+        """
+        z = self.logits.double()
+        largest = z.sort(1, descending=True).values
+        z, largest = z - largest[:, :1], largest - largest[:, :1]
+        likely = z - largest.logsumexp(1, keepdim=True)
+        return torch.where(z < 0, likely - torch.log1p(-likely.exp()), -largest[:, 1:].logsumexp(1, keepdim=True))
+
+    @property
     def predicted(self) -> Tensor:
         return self.logits.argmax(1)
 

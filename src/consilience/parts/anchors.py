@@ -83,6 +83,14 @@ class Anchors(Part):
             return True
         return (round_number - (self.start if self.warm_exchange else 0)) % self.every == 0
 
+    def require(self, spec: Spec) -> str | None:
+        if not self.lite and (self.every != 1 or not self.warm_exchange):
+            return ("lets models travel in every round but with lite=true, so every and warm_exchange say nothing. Set lite=true, or leave "
+                    "them out.")
+        if self.lite and self.clients == "previous":
+            return "has lite=true, whose anchors come with the trained models, so clients=previous says nothing. Leave one of them out."
+        return None
+
     def init_shared(self, spec: Spec) -> Tree:
         return {"anchor": torch.zeros(spec.classes, spec.width), "seen": torch.zeros(spec.classes, dtype=torch.bool)}
 

@@ -13,6 +13,7 @@ from ..core.part import Part
 from ..core.step_view import StepView
 from ..core.task import as_probabilities
 from ..options import option
+from .cosine import Cosine
 from .kernels import drift as kernel
 
 
@@ -39,6 +40,12 @@ class Drift(Part):
     departs = ("no code was released: the first participation, the margin inside the regulariser and the drift's temperature are "
                "readings, each with its option", "eq. 9's sign slip is read as eq. 10")
     neutral = {"margin": 0.0, "weight": 0.0}
+
+    def objection(self, other: Part) -> str | None:
+        if isinstance(other, Cosine) and self.margin and other.tau != self.tau:
+            return (f"measures its margin by tau={self.tau:g}, and the logits of {other.name} have tau={other.tau:g}: give both parts "
+                    "one, as lfd.tau does")
+        return None
 
     def _with_margin(self, v: StepView) -> Tensor:
         return v.trace.logits - self.margin / self.tau * as_probabilities(v.batch.target, v.spec.classes)

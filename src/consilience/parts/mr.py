@@ -64,6 +64,11 @@ class Mr(Part):
     def points(self, layout: Layout) -> tuple[str, ...]:
         return (self.point(layout),)
 
+    def require(self, spec: Spec) -> str | None:
+        if self.init_mean == "running" and not self.init_epochs:
+            return "needs an epoch for a running mean. Set init_epochs to 1 or more, or use init_mean=pass."
+        return None
+
     def init_shared(self, spec: Spec) -> Tree:
         return {"mean": torch.zeros(spec.shapes[self.point(spec.layout)])}
 
@@ -86,7 +91,7 @@ class Mr(Part):
 
     def _running_mean(self, c: ClientView) -> tuple[Tensor, int]:
         mean = torch.zeros_like(c.shared["mean"])
-        rows = c.train_watching(c.received, self.point(c.spec.layout), max(self.init_epochs, 1))
+        rows = c.train_watching(c.received, self.point(c.spec.layout), self.init_epochs)
         for row in rows:
             mean = (1 - self.momentum) * mean + self.momentum * row
         return mean, c.size if len(rows) else 0          # without a step there is no running mean, and no weight

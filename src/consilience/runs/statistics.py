@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr, stdtrit  # Student's t: what scipy.stats calls, without its half second of imports
 
-ROUNDING = 1e-12          # of a difference: accuracies that differ by as many samples differ by this much at most
+ROUNDING = 1e-12          # of a value: where accuracies differ by as many samples, their differences differ by less than this of them
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,13 @@ class Paired:
 def paired(values: Sequence[float | None], reference: Sequence[float | None], level: float = 0.95) -> Paired | None:
     """Seed by seed; pairs with a missing value are left out. With one pair, or with differences that are all alike, there is nothing to
     measure a difference by: no interval and no test."""
-    differences = np.array([a - b for a, b in zip(values, reference) if a is not None and b is not None])
-    n = len(differences)
+    pairs = np.array([(a, b) for a, b in zip(values, reference) if a is not None and b is not None])
+    n = len(pairs)
     if n == 0:
         return None
+    differences = pairs[:, 0] - pairs[:, 1]
     mean = float(differences.mean())
-    if np.ptp(differences) <= ROUNDING * abs(mean):
+    if np.ptp(differences) <= ROUNDING * np.abs(pairs).max():       # of the values: next to a small difference their rounding is large
         return Paired(mean, None, None, None, n, level)
     error = float(differences.std(ddof=1)) / math.sqrt(n)
     half = float(stdtrit(n - 1, 0.5 + level / 2)) * error

@@ -153,7 +153,7 @@ class Auroc(Answered):
     formula = "1/|C| Σ_{c∈C} AUC(y = c, p_c), C the classes with samples on both sides"
 
     def value(self, answers: Answers) -> float | None:
-        return auroc(answers.probabilities, answers.y)
+        return auroc(answers.odds, answers.y)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class AveragePrecision(_OneClass):
     formula = "Σ_n (S_n − S_{n−1}) P_n over the thresholds of the positive class's probability"
 
     def against(self, answers: Answers, positive: int) -> float | None:
-        return classification.average_precision(answers.probabilities, answers.y, positive)
+        return classification.average_precision(answers.odds, answers.y, positive)
 
 
 @register
