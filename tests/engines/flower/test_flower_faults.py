@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[Callable[[Parcel], Any], str]] = {
     "another site": (lambda answer: Parcel({**answer.about, "site": 3}, answer.arrays), "answers for site"),
     "another federation": (lambda answer: Parcel({**answer.about, "federation": "0" * 16}, answer.arrays), "answers for federation"),
     "nan loss": (lambda answer: Parcel({**answer.about, "loss": float("nan")}, answer.arrays), "finite number"),
+    "a loss that float32 cannot hold": (lambda answer: Parcel({**answer.about, "loss": 1e39}, answer.arrays), "finite number"),
     "a loss of four hundred digits": (lambda answer: Parcel({**answer.about, "loss": 10**400}, answer.arrays), "finite number"),
     "an error that paints": (lambda answer: Parcel({**answer.about, "error": "\x1b[2Jall is well"}, {}), "reports: ?[2Jall is well"),
     "an error": (lambda answer: Parcel({**answer.about, "error": "out of\nmemory"}, {}), "the site reports: out of memory"),
@@ -112,6 +113,18 @@ def test_a_wrong_answer_before_training(what: str, method: str, tmp_path: Path) 
     lost = {r["round"]: r["lost"] for r in fake.run()}
     assert [lost[i] for i in (1, 2, 3)] == [[], ["site-0"], []]
     assert not unequal(fake, simulate(fake.settings, [None, [1, 2, 3], None]))
+
+
+def test_sums_that_no_losses_add_up_to_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two such sums would pool to infinity, which no record can hold."""
+    def fault(number: int, request: Parcel, work: Answer) -> Parcel:
+        answer = work()
+        if number in (0, 1) and request.about["task"] == "score":
+            answer.about["scores"]["global"]["test"]["loss"] = 1.7e308
+        return answer
+    record = Fake(tmp_path, fault=fault, rounds=1).run()[-1]
+    assert [*record["global"]["per_client"]] == ["site-2", "site-3"]
+    assert caplog.text.count("loss adds up to 1.7e+308 on") == 2
 
 
 def test_too_few_rows_of_pseudo_data_are_refused(tmp_path: Path) -> None:
