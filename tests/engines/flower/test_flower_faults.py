@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,6 @@ def test_a_site_that_trains_to_nan_says_so_and_keeps_nothing(tmp_path: Path, cap
     data = site_data(1)
     bad = data.x.clone()
     bad[0] = float("nan")
-    from dataclasses import replace
     fake.sites[1] = fake.link.sites[101] = fake.site(1, replace(data, x=bad))
     with caplog.at_level(logging.ERROR, "consilience.federation"):
         records = fake.run()
@@ -398,6 +398,19 @@ def test_two_nodes_with_one_number(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.ERROR, "consilience.federation"):
         fake.run()
     assert "Node 200 is refused: it says it is site 1, which node 101 is already" in caplog.text
+    assert not unequal(fake, simulate(fake.settings))
+
+
+def test_names_that_stand_for_another_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sites count from 0 and people from 1; wards of two hospitals have one name. Every site keeps a line of its own in the records."""
+    fake = Fake(tmp_path, "fedavg", rounds=2)
+    for number, name in ((0, "site-1"), (2, "ward"), (3, "ward")):
+        fake.sites[number].own = replace(fake.sites[number].own, name=name)
+    with caplog.at_level(logging.WARNING, "consilience.federation"):
+        last = fake.run()[-1]
+    assert [*last["global"]["per_client"]] == ["site-0", "site-1", "ward", "site-3"]
+    assert "Site 0 calls itself site-1, which stands for another site. It is called site-0 here." in caplog.text
+    assert "Site 3 calls itself ward" in caplog.text
     assert not unequal(fake, simulate(fake.settings))
 
 

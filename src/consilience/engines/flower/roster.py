@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ...core.federation import Federation
 from ...errors import ConsilienceError
 from .broadcast import Broadcast
+from .build import site_name
 from .checks import check_envelope
 from .parcel import Parcel, Raw, Refused, plain, real_number, whole_number
 from .settings import FederationSettings
@@ -129,11 +130,18 @@ class Roster:
         if other is not None and other.was not in (None, node):
             log.warning("Site %d was node %d before and is node %d now: another key, or a SuperLink that forgot its nodes.", number,
                         other.was, node)
-        name = re.sub(r"[^\w.+-]+", "_", str(about.get("name") or ""))[:60]      # it goes into logs and records
-        taken = {m.name for n, m in self.members.items() if n != number}
-        self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node, node)
+        self.members[number] = Member(number, self._name_for(number, about.get("name")), counted, node, node)
         log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
                  self.members[number].name, node, counted["train"], counted["val"], counted["test"])
+
+    def _name_for(self, number: int, said: object) -> str:
+        """The name it gave itself, for logs and records, unless another site has it, or goes by it where it gives none."""
+        own, name = site_name(number), re.sub(r"[^\w.+-]+", "_", str(said or ""))[:60]
+        others = [i for i in range(self.settings.agreed.sites) if i != number]
+        if name in {*map(site_name, others), *(self.members[i].name for i in others if i in self.members)}:
+            log.warning("Site %d calls itself %s, which stands for another site. It is called %s here.", number, name, own)
+            return own
+        return name or own
 
     def _same_rows(self, member: Member, about: Mapping[str, Any]) -> None:
         """A site whose data were replaced enrols anew: averages go by the sizes it enrolled with."""
@@ -149,7 +157,7 @@ class Roster:
 
     @property
     def names(self) -> list[str]:
-        return [self.members[i].name if i in self.members else f"site-{i}" for i in range(self.settings.agreed.sites)]
+        return [self.members[i].name if i in self.members else site_name(i) for i in range(self.settings.agreed.sites)]
 
     # ---- questions and answers -------------------------------------------------------------------------------------------
 
