@@ -226,6 +226,32 @@ def test_a_site_joins_late(tmp_path: Path) -> None:
     assert not unequal(fakes[0], simulate(fakes[0].settings, [[1, 2, 3], None, None]))
 
 
+@pytest.mark.parametrize("silence", [1, 2])
+def test_a_site_that_says_late_who_it_is(silence: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It reads its data when it is first asked, and a folder of images takes longer than the server waits. It is there all the time, and
+    is asked again.
+    """
+    asked: list[int] = []
+
+    def reading(number: int, request: Parcel, work: Answer) -> Parcel | None:
+        if number == 1 and request.about["task"] == "hello":
+            asked.append(number)
+            return work() if len(asked) > silence else None
+        return work()
+    fake = Fake(tmp_path, "scaffold", reading)
+    records = fake.run()
+    assert [r["absent"] for r in records] == [["site-1"]] * (silence - 1) + [[]] * (4 - silence)
+    assert len(asked) == silence + 1
+    assert caplog.text.count("Node 101 does not say who it is: no answer in time") == 1
+    assert not unequal(fake, simulate(fake.settings, [[0, 2, 3]] * (silence - 1) + [None] * (4 - silence)))
+
+
+def test_a_node_that_never_says_who_it_is_is_named(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, fault=lambda number, request, work: None if number else work(), rounds=1)
+    with pytest.raises(TooFewAnswers, match=r"1 of 4 sites enrolled .* Node 101 did not say who it is: no answer in time\."):
+        fake.run()
+
+
 def test_a_site_whose_data_change_enrols_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Averages go by the sizes a site enrolled with. Site 3 has 40 rows in round 1 and 16 from round 2 on: round 2 does without it, and
     from round 3 on it counts with 16.
