@@ -150,6 +150,18 @@ def test_a_site_that_trains_to_nan_says_so_and_keeps_nothing(tmp_path: Path, cap
     assert not unequal(fake, simulate(fake.settings, [[0, 2, 3], [0, 2, 3]]))
 
 
+def test_a_loss_that_is_not_finite_on_test_rows_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """JSON has no word for it. Training goes on with the site, and the round's scores are those of the others."""
+    fake, data = Fake(tmp_path, rounds=1), site_data(1)
+    outlier = data.x.clone()
+    outlier[data.clients[0].test[0]] = 3e38
+    fake.sites[1] = fake.link.sites[101] = fake.site(1, replace(data, x=outlier))
+    record = fake.run()[-1]
+    assert [*record["global"]["per_client"]] == ["site-0", "site-2", "site-3"]
+    assert "the site reports: the loss of the global model on its test rows is not finite in round 1." in caplog.text
+    assert not unequal(fake, simulate(fake.settings))
+
+
 @pytest.mark.parametrize("method", ["scaffold", "fedper", "moon", "dbe", "ditto"])
 def test_a_restarted_site_has_its_state(method: str, tmp_path: Path) -> None:
     """A new process at site 1 before every training."""
