@@ -1,6 +1,6 @@
 """The server's folder: what was agreed, records, checkpoints with the last round accepted from every site, and the final model.
 
-    federation.json config.json environment.json records.jsonl checkpoints/ final/ done
+    federation.json config.json environment.json records.jsonl asked.json checkpoints/ final/ done
 
 The files that a simulation's folder has as well have its form.
 """
@@ -93,6 +93,14 @@ class Ledger:
 
     def secret(self) -> bytes:
         return own_secret(self.path / "secret")
+
+    def asked(self, round_number: int, sites: list[int]) -> list[int]:
+        """All that were asked in this round so far, these included, also by a server that was killed in it."""
+        path = self.path / "asked.json"
+        held = read_json(path) if path.is_file() else {}
+        every = sorted({*sites, *(held["sites"] if held.get("round") == round_number else ())})
+        write_json(path, {"round": round_number, "sites": every})
+        return every
 
     # ---- going on ----------------------------------------------------------------------------------------------------------
 
