@@ -48,6 +48,9 @@ def test_what_decides_numbers_is_in_the_digest_and_nothing_else() -> None:
     assert digest() == digest(deadline=5.0) == digest(folder="x") == digest(rounds=7) == digest(min_sites=1) == digest(label="y")
     assert len({digest(), digest(lr=0.5), digest(method="fedprox"), digest(seed=1), digest(sites=4), digest(transform="raw")}) == 6
     assert digest(method="dbe+scaffold") == digest(method="scaffold+dbe")
+    # the order of names says which label a class has, and which column a number stands in
+    orders = [{"class_names": "a,b,c"}, {"class_names": "b,a,c"}, {"feature_names": "age,bp"}, {"feature_names": "bp,age"}]
+    assert len({digest(classes=3), *(digest(**{"classes": 3, **names}) for names in orders)}) == 5
 
 
 def test_fewer_selected_sites_need_fewer_answers() -> None:
