@@ -26,6 +26,25 @@ def test_clipping_alone_equals_the_simulation(method: str, tmp_path: Path) -> No
     assert records[-1]["privacy"]["epsilon"] is None
 
 
+def test_a_restarted_site_is_clipped_beside_the_server_s_model(tmp_path: Path) -> None:
+    """In FedFM-Lite sites go on from models of their own for three rounds. What they send then is their change of the model that the
+    server has, which a site that was started anew in between must know, though it did not train from it.
+    """
+    seen: set[int] = set()
+
+    def restart(site: int, request: Any, work: Any) -> Any:
+        if site != 1 or request.about["task"] != "train" or request.about["round"] in seen:
+            return work()
+        seen.add(request.about["round"])
+        fake.restart(1)
+        return fake.sites[1].answer(request)
+    settings = {"settings.anchors.lite": True, "settings.anchors.every": 3, "settings.dp.noise": 0.0, "settings.dp.clip": 0.05}
+    fake = Fake(tmp_path, "fedfm+dp", restart, model="mlp", **{**settings, "rounds": 6})
+    fake.run()
+    assert seen == {1, 2, 3, 4, 5, 6}
+    assert not unequal(fake, simulate(fake.settings))
+
+
 def test_the_server_warns_of_noise_that_drowns_what_it_hides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Those who follow a run pass on what its server warns of."""
     fake = Fake(tmp_path, "dp", **{**NOISY, "rounds": 1})
