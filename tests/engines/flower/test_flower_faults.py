@@ -368,6 +368,21 @@ def test_the_server_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert not unequal(fake, simulate(fake.settings))
 
 
+def test_a_run_that_is_to_have_more_rounds_is_not_said_to_be_done(tmp_path: Path) -> None:
+    """`done` says how a run ended. The longer one stops for want of sites, and the shorter one's end is not its own."""
+    for rounds in (2, 1):                                                  # fewer rounds are done already
+        Fake(tmp_path, rounds=rounds).run()
+        assert (tmp_path / "server" / "done").is_file()
+    longer = Fake(tmp_path, rounds=3)
+    longer.link.away = {100, 101, 102, 103}
+    with pytest.raises(TooFewAnswers):
+        longer.run()
+    assert not (tmp_path / "server" / "done").exists()
+    longer.link.away = set()
+    assert len(longer.run()) == 3
+    assert (tmp_path / "server" / "done").is_file()
+
+
 def test_a_server_that_lost_its_newest_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
     fake = Fake(tmp_path, "scaffold", rounds=3)
     fake.run()
