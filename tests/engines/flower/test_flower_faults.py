@@ -177,6 +177,23 @@ def test_a_restarted_site_has_its_state(method: str, tmp_path: Path) -> None:
     assert not unequal(fakes[0], simulate(fakes[0].settings))
 
 
+def test_an_old_question_that_comes_again_costs_no_state(tmp_path: Path) -> None:
+    """Site 1 answers the question of round 1 once more, after that of round 3. Nobody waits for it, and what it keeps of round 3 stays."""
+    asked: dict[int, Parcel] = {}
+
+    def again(number: int, request: Parcel, work: Answer) -> Parcel:
+        answer = work()
+        if (number, request.about["task"]) == (1, "train"):
+            asked[request.about["round"]] = request
+            if request.about["round"] == 3:
+                assert "error" not in fake.sites[1].answer(asked[1]).about
+        return answer
+    fake = Fake(tmp_path, "scaffold", again, rounds=5)
+    assert [r["lost"] for r in fake.run()] == [[]] * 5
+    assert fake.versions(1).rounds() == [3, 4, 5]
+    assert not unequal(fake, simulate(fake.settings))
+
+
 def test_an_emptied_cache_is_filled_again(tmp_path: Path) -> None:
     """A site that lost the last broadcast says so and gets everything, within the same round."""
     fakes: list[Fake] = []

@@ -99,8 +99,10 @@ def test_versions_that_nobody_accepted_go(tmp_path: Path) -> None:
     for round_number, accepted in ((1, 0), (2, 1), (3, 1)):       # the answer of round 2 was lost
         versions.write(round_number, _state(float(round_number), round_number), accepted)
     assert versions.rounds() == [1, 3]
-    versions.write(2, _state(9.0, 2), accepted=1)                 # the server went back behind round 3
-    assert versions.rounds() == [1, 2]
+    versions.write(2, _state(9.0, 2), accepted=1)                 # the server went back behind round 3, or its question is an old one
+    assert versions.rounds() == [1, 2, 3]
+    versions.write(4, _state(4.0, 4), accepted=2)                 # it went back, and the round 3 that came then was without this site
+    assert versions.rounds() == [1, 2, 4]
 
 
 def test_a_damaged_or_foreign_state_is_not_used(tmp_path: Path) -> None:
