@@ -143,6 +143,7 @@ def test_a_site_does_not_start_with_wrong_files(cli, data, tmp_path):
     (tmp_path / "junk.crt").write_text("hello")
     assert "Ask the server's operator for ca.crt" in cli(*common, "junk.crt", code=2).err
     assert "a server's own certificate" in cli(*common, "certs/server.crt", code=2).err
+    assert "--ca and --insecure contradict each other" in cli(*common, "certs/ca.crt", "--insecure", code=2).err
     with folder_lock(tmp_path / "store"):
         assert "Another site runs in 'store'" in cli(*common, "certs/ca.crt", code=2).err
     (tmp_path / "store" / "site.key").write_text("nonsense")

@@ -52,6 +52,16 @@ def test_a_run_may_change_only_what_was_approved(tmp_path, change, allowed, fine
         assert any(key in why for key in change if key not in (*HARMLESS, *allowed))
 
 
+def test_a_server_s_words_neither_paint_nor_fill_the_disk(tmp_path):
+    """Names of settings come from whoever starts a run, and go to the site's terminal, log and file of refusals."""
+    held, app = Approvals(tmp_path), bundle()
+    held.approve(hash_of(app))
+    why = held.objection(app, {**OWN, "lr\x1b[2J\nall is well": "x" * 10**6, **{f"more{i}": 1 for i in range(1000)}})
+    assert "not a change of lr?[2J?all is well, more0, " in why
+    assert why.isprintable()
+    assert len(why) < 2000
+
+
 def test_refusals_are_kept_for_the_operator(tmp_path):
     held = Approvals(tmp_path)
     for i in range(KEEP + 3):

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from consilience.errors import DataError
+from consilience.errors import ConfigError, DataError
 from consilience.federation import certificates
-from consilience.federation.certificates import NodeKey, ServerFiles, make_certificates, make_key
+from consilience.federation.certificates import NodeKey, ServerFiles, expires, make_certificates, make_key
 from consilience.federation.launch import Launcher
 from consilience.federation.trust import check_authority, check_node_key, check_server, ends_soon, read_by_others
 
@@ -53,6 +53,28 @@ def test_a_certificate_of_tomorrow(files: ServerFiles, made_at, monkeypatch: pyt
     monkeypatch.undo()
     with pytest.raises(DataError, match="Is the clock right"):
         check_server(files)
+
+
+def test_none_outlives_its_authority(files: ServerFiles, made_at, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites believe the authority for ten years. A server's certificate that says more would be refused before its own end, without a
+    warning in the month before.
+    """
+    for days in (3651, 10**9):                                             # the second is beyond the calendar
+        with pytest.raises(ConfigError, match=r"at most 3650 days"):
+            make_certificates(tmp_path / "other", ["hub"], days=days)
+    assert not (tmp_path / "other").exists()
+    longest = make_certificates(tmp_path / "longest", ["hub"], days=3650)
+    assert expires(longest.certificate) == expires(longest.authority)
+    before = files.certificate.read_bytes()
+    made_at(3600)
+    with pytest.raises(ConfigError, match=r"at most 50 days.*a new authority in an empty folder"):
+        make_certificates(files.folder, ["hub"], again=True)
+    assert files.certificate.read_bytes() == before
+    make_certificates(files.folder, ["hub"], days=50, again=True)
+    assert expires(files.certificate) == expires(files.authority)
+    made_at(3651)
+    with pytest.raises(ConfigError, match=r"at most 0 days"):
+        make_certificates(files.folder, ["hub"], days=1, again=True)
 
 
 def test_one_that_ends_soon_is_told(files: ServerFiles) -> None:

@@ -86,7 +86,8 @@ def test_sampling_helps_over_many_rounds() -> None:
 
 def test_shares_of_clients_that_did_not_arrive_are_missing() -> None:
     """z = 2 made for 4 clients: each adds (2C)²/4; with 3 the sum has 3C² of variance, so Σ 1/z² grows by 1/3, not 1/4."""
-    state = ledger.record(ledger.fresh(6), {"finish": [0, 2, 5]}, [0, 2, 3, 5], noise=2.0, place="client", cohort=4, population=6)
+    state = ledger.record(ledger.fresh(6), {"finish": [0, 2, 5]}, {"finish": [0, 2, 3, 5]}, noise=2.0, place="client", cohort=4,
+                          population=6)
     assert state["spent"].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 0, 1 / 3])
     assert state["seen"].tolist() == pytest.approx([1.0, 0, 1.0, 1.0, 0, 1.0])     # one upload: variance C² against C; also the late one
     assert state["releases"].tolist() == [1, 0, 1, 0, 0, 1]
@@ -94,14 +95,15 @@ def test_shares_of_clients_that_did_not_arrive_are_missing() -> None:
 
 @pytest.mark.parametrize(("place", "seen"), [("server", math.inf), ("local", 0.25)])
 def test_whole_noise_does_not_depend_on_who_arrives(place: str, seen: float) -> None:
-    state = ledger.record(ledger.fresh(4), {"finish": [1]}, [1], noise=2.0, place=place, cohort=4, population=4)
+    state = ledger.record(ledger.fresh(4), {"finish": [1]}, {"finish": [1]}, noise=2.0, place=place, cohort=4, population=4)
     assert state["spent"].tolist() == [0, 0.25, 0, 0]
     assert state["seen"].tolist() == [0, seen, 0, 0]
 
 
 def test_several_releases_of_a_round_add_up_and_each_has_its_own_clients() -> None:
     releases = {"survey anchors": [0, 1, 2], "finish": [0, 2]}
-    state = ledger.record(ledger.fresh(3), releases, [0, 1, 2], noise=1.0, place="server", cohort=3, population=3)
+    asked = {name: [0, 1, 2] for name in releases}
+    state = ledger.record(ledger.fresh(3), releases, asked, noise=1.0, place="server", cohort=3, population=3)
     assert state["spent"].tolist() == [2, 1, 2]
     assert not state["rdp"].any()                                     # everybody is drawn: nothing is gained, nothing is counted
 
@@ -109,13 +111,14 @@ def test_several_releases_of_a_round_add_up_and_each_has_its_own_clients() -> No
 def test_a_round_of_several_releases_is_one_sampled_release() -> None:
     """The same cohort makes both, so that they are one Gaussian with Σ 1/z² = 2; replaced data move a sum by 2C, so four times that."""
     releases = {"survey x": [0, 1], "finish": [0, 1]}
-    state = ledger.record(ledger.fresh(10), releases, [0, 1], noise=1.0, place="server", cohort=2, population=10)
+    state = ledger.record(ledger.fresh(10), releases, releases, noise=1.0, place="server", cohort=2, population=10)
     assert state["rdp"].tolist() == pytest.approx(rdp_of(8.0, 2, 10))
 
 
 def test_preparation_is_made_by_all() -> None:
     """Shares are made for the whole population, and no sampling hides who took part."""
-    state = ledger.record(ledger.fresh(4), {"prepare mr": [0, 1, 2, 3]}, [0, 1, 2, 3], noise=1.0, place="client", cohort=2, population=4)
+    all_of_them = {"prepare mr": [0, 1, 2, 3]}
+    state = ledger.record(ledger.fresh(4), all_of_them, all_of_them, noise=1.0, place="client", cohort=2, population=4)
     assert state["spent"].tolist() == [1, 1, 1, 1]
     assert state["rdp"].tolist() == pytest.approx(rdp_of(4.0, 4, 4))
 
@@ -123,7 +126,7 @@ def test_preparation_is_made_by_all() -> None:
 def test_the_report_speaks_of_the_most_exposed_client() -> None:
     state = ledger.fresh(3)
     for ids in ([0, 1], [1, 2], [1, 2]):
-        state = ledger.record(state, {"finish": ids}, ids, noise=2.0, place="server", cohort=2, population=3)
+        state = ledger.record(state, {"finish": ids}, {"finish": ids}, noise=2.0, place="server", cohort=2, population=3)
     said = ledger.report(state, delta=1e-6, sampled=True, secret=False)
     assert said["releases"] == 3
     assert delta_of(said["epsilon"], 2.0 / 3**0.5) == pytest.approx(1e-6, rel=1e-6)
@@ -134,7 +137,7 @@ def test_the_report_speaks_of_the_most_exposed_client() -> None:
 
 
 def test_without_noise_there_is_no_bound() -> None:
-    state = ledger.record(ledger.fresh(2), {"finish": [0]}, [0], noise=0.0, place="client", cohort=2, population=2)
+    state = ledger.record(ledger.fresh(2), {"finish": [0]}, {"finish": [0]}, noise=0.0, place="client", cohort=2, population=2)
     said = ledger.report(state, delta=1e-5, sampled=True, secret=True)
     assert said["epsilon"] is said["epsilon_replace"] is said["epsilon_sampled"] is said["epsilon_server"] is None
     assert said["noise"] == "secret"
@@ -145,8 +148,8 @@ def test_without_noise_there_is_no_bound() -> None:
 def test_order_of_rounds_and_of_clients_does_not_matter(rounds: list[list[int]], noise: float) -> None:
     one, other = ledger.fresh(5), ledger.fresh(5)
     for ids in rounds:
-        one = ledger.record(one, {"finish": ids}, ids, noise=noise, place="client", cohort=5, population=5)
+        one = ledger.record(one, {"finish": ids}, {"finish": ids}, noise=noise, place="client", cohort=5, population=5)
     for ids in reversed(rounds):
-        other = ledger.record(other, {"finish": ids[::-1]}, ids, noise=noise, place="client", cohort=5, population=5)
+        other = ledger.record(other, {"finish": ids[::-1]}, {"finish": ids}, noise=noise, place="client", cohort=5, population=5)
     for key in one:
         torch.testing.assert_close(one[key], other[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from consilience.privacy.noise import secret_normal
+from consilience.privacy.noise import add_noise, secret_normal
 
 SECRET = bytes(range(32))
 
@@ -27,3 +27,11 @@ def test_the_same_upload_carries_the_same_noise_and_another_upload_other_noise()
     for other in (draw(secret=bytes(32)), draw(label="round 2"), draw(what=[torch.tensor([1.0, 2.0000002])]),
                   draw(what=[torch.tensor([1.0]), torch.tensor([2.0])]), draw(what=[torch.tensor([[1.0, 2.0]])])):
         assert not (draw() == other).any()
+
+
+def test_the_same_upload_under_another_deviation_carries_other_noise() -> None:
+    """x + n and x + 2n would give x = 2(x + n) − (x + 2n)."""
+    x, key = torch.tensor([0.5, -3.0, 7.0, 0.25]), torch.tensor(5)
+    once, again, twice = (add_noise([x], deviation, key, SECRET, "client")[0] for deviation in (1.0, 1.0, 2.0))
+    assert torch.equal(once, again)
+    assert ((2 * once - twice - x).abs() > 1e-3).all()

@@ -259,6 +259,8 @@ def site(store: Store,
     from ..federation.trust import check_authority, check_node_key, read_by_others
     from .federation_site import watch
     check_address(server_)
+    if insecure and ca is not None:
+        raise ConfigError("--ca and --insecure contradict each other; leave one of them out.")
     held = load_site(data, number=number, classes=classes, class_names=coerce(class_names, tuple[str, ...], "--class-names"),
                      feature_names=coerce(feature_names, tuple[str, ...], "--feature-names"), alone=True)
     about = describe_site(held)

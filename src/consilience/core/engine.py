@@ -77,4 +77,5 @@ class RoundReport:
     bytes_up: int = 0
     bytes_down: int = 0
     releases: dict[str, list[int]] = field(default_factory=dict)     # what was uploaded at once -> the clients whose uploads counted
+    asked: dict[str, list[int]] = field(default_factory=dict)        # the same -> who was asked for it, where that is not the cohort
     privacy: dict[str, Any] = field(default_factory=dict)    # what all uploads so far may have told, where a part counts it

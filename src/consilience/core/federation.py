@@ -73,6 +73,7 @@ class Federation:
         self.still = still(self)
         self.clients: ClientStore = store(ClientState(fresh_tensors(self)))
         self.moving = moving_keys(self)
+        self.asked_before: Collection[int] = ()       # for this round already, in attempts that came to nothing; they may have answered
         self.on_client: Callable[[int, int], None] = lambda done, of: None      # for progress displays
         self.prepared = not method.using("prepare")
         self.secret = b""            # this side's own entropy for noise; empty in a simulation, whose noise is keyed by the seed
@@ -255,6 +256,8 @@ class Federation:
             ids = [i for i in self.took_part if i not in silent] if stage == "survey" and part.surveys_previous else coming
             if not ids:                             # the first round has none before it
                 continue
+            if ids is not coming:
+                report.asked[f"{stage} {part.name}"] = list(self.took_part)
             uploads = list(self.each(consult, ids, (part.name, stage, ids)))
             unanswered = [i for i, upload in zip(ids, uploads) if upload is None]
             if unanswered:                          # parts may have shared work out among the clients, so the rest is no answer

@@ -100,9 +100,10 @@ def _put_together(fed: Federation, report: RoundReport, done: dict[int, Outcome]
 def _accounted(fed: Federation, report: RoundReport) -> RoundReport:
     """The report with what parts say that all uploads so far may have told."""
     idle = set(report.idle)
-    asked = [i for i in report.cohort if i not in idle]     # also those whose answers were not used
+    asked = sorted({*(i for i in report.cohort if i not in idle), *fed.asked_before})     # also those whose answers were not used
+    by_release = {name: report.asked.get(name, asked) for name in report.releases}
     for part in fed.method.using("account"):
-        said = part.account(fed.serve(part, "account", asked), report.releases)
+        said = part.account(fed.serve(part, "account", asked, asked=by_release), report.releases)
         report.privacy, server = returned.accounted(part, said, report.privacy)
         fed.keep("server", part, "account", server)
     return report

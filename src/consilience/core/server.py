@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class ServerView:
     trained: Sequence[Flat] | None = None      # what `models` shows; None where the part does not declare that it reads them
     secret: bytes = b""           # the server's own entropy for noise; empty in a simulation, where noise is keyed
     network: Network | None = None
+    asked: Mapping[str, list[int]] = field(default_factory=dict)     # release -> who was asked for it; in `account` only
 
     @property
     def models(self) -> Sequence[Flat]:

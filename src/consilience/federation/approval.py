@@ -27,6 +27,7 @@ from ..runs.files import disk, read_json, write_bytes, write_json
 HARMLESS = ("folder", "label")                       # the server's own affair
 STUDY = ("eval_every", "lr", "method", "rounds", "seed")     # what a study varies from run to run
 ANY = "*"
+SHOWN = 12                                           # settings named in a refusal
 KEEP = 20                                            # refused bundles kept to look at
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -82,8 +83,9 @@ class Approvals:
         own = own_settings(content)
         changed = sorted(k for k, v in run_config.items() if own.get(k) != v and k.replace("-", "_") not in allowed)
         if changed:
-            return (f"the site's operator approved the app with hash {sha256}, but not a change of {', '.join(changed)} by the run "
-                    f"({'; '.join(f'{k} = {run_config[k]!r} in place of {own.get(k)!r}' for k in changed[:3])})")
+            names = ", ".join(map(_short, changed[:SHOWN])) + (", …" if len(changed) > SHOWN else "")
+            return (f"the site's operator approved the app with hash {sha256}, but not a change of {names} by the run "
+                    f"({'; '.join(f'{_short(k)} = {_short(repr(run_config[k]))} in place of {own.get(k)!r}' for k in changed[:3])})")
         return None
 
     def refuse(self, content: bytes, why: str, run: int | None = None) -> str:
@@ -120,6 +122,11 @@ def files_in(content: bytes) -> list[tuple[str, int]]:
             return [(i.filename, i.file_size) for i in bundle.infolist()]
     except zipfile.BadZipFile as error:
         raise DataError(f"The app's bundle cannot be read: {error}.") from None
+
+
+def _short(word: str) -> str:
+    """A word of somebody else's for a log: nothing that a terminal would obey, nor much of it."""
+    return "".join(ch if ch.isprintable() else "?" for ch in word[:80])
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

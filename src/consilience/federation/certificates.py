@@ -82,6 +82,13 @@ def make_certificates(folder: str | Path, hosts: Sequence[str], *, days: int = S
     if files.certificate.exists() and not again:
         raise ConfigError(f"{str(files.certificate)!r} exists. Give --again for a new server certificate from the same authority, or "
                           "name another folder.")
+    now = datetime.datetime.now(datetime.UTC)
+    until = load_certificate(files.authority).not_valid_after_utc if files.authority.is_file() else _after(now, AUTHORITY_DAYS)
+    left = max(-((now - until) // datetime.timedelta(days=1)), 0)                # days, a part of one counted whole
+    if days > left:
+        raise ConfigError(f"A server's certificate cannot be valid for longer than its authority, which ends on {until:%Y-%m-%d}: for at "
+                          f"most {left} days. Got {days} instead. For longer make a new authority in an empty folder, and give its ca.crt "
+                          "to every site.")
     _private_folder(files.folder)
     if files.authority_key.is_file() and files.authority.is_file():
         authority_key, authority = _read_authority(files)
@@ -90,11 +97,11 @@ def make_certificates(folder: str | Path, hosts: Sequence[str], *, days: int = S
                         "name an empty folder for a new authority.")
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
-        authority = _sign(_subject("Consilience federation authority"), authority_key.public_key(), authority_key, None, AUTHORITY_DAYS, [])
+        authority = _sign(_subject("Consilience federation authority"), authority_key.public_key(), authority_key, None, until, [])
         _write(files.authority_key, _pem(authority_key), secret=True)
         _write(files.authority, authority.public_bytes(serialization.Encoding.PEM))
     key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _sign(_subject(hosts[0][:64]), key.public_key(), authority_key, authority, days, names)
+    certificate = _sign(_subject(hosts[0][:64]), key.public_key(), authority_key, authority, min(_after(now, days), until), names)
     if again:
         for old in (files.key, files.certificate):
             old.unlink(missing_ok=True)
@@ -163,12 +170,17 @@ def _read_authority(files: ServerFiles) -> tuple[ec.EllipticCurvePrivateKey, x50
     return key, certificate
 
 
+def _after(now: datetime.datetime, days: int) -> datetime.datetime:
+    """A moment some days from now, in whole seconds as certificates have it."""
+    return now.replace(microsecond=0) + datetime.timedelta(days=days)
+
+
 def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _sign(subject: x509.Name, public: ec.EllipticCurvePublicKey, signing: ec.EllipticCurvePrivateKey, issuer: x509.Certificate | None,
-          days: int, names: list[x509.GeneralName]) -> x509.Certificate:
+          until: datetime.datetime, names: list[x509.GeneralName]) -> x509.Certificate:
     """A certificate; without an issuer that of an authority, signed by itself."""
     root = issuer is None
     now = datetime.datetime.now(datetime.UTC)
@@ -178,7 +190,7 @@ def _sign(subject: x509.Name, public: ec.EllipticCurvePublicKey, signing: ec.Ell
     made = (x509.CertificateBuilder().subject_name(subject).issuer_name(issuer.subject if issuer else subject).public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(hours=1))             # clocks of sites may be behind
-            .not_valid_after(now + datetime.timedelta(days=days))
+            .not_valid_after(until)
             .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
             .add_extension(x509.KeyUsage(**usage), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)

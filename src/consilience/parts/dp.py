@@ -155,6 +155,6 @@ class Dp(Part):
 
     def account(self, s: ServerView, releases: Mapping[str, list[int]]) -> tuple[dict[str, Any], Tree]:
         cohort = s.spec.policy.cohort_size(s.population)
-        now = ledger.record(s.server, releases, s.ids, noise=self.noise, place=self.place, cohort=cohort, population=s.population)
+        now = ledger.record(s.server, releases, s.asked, noise=self.noise, place=self.place, cohort=cohort, population=s.population)
         sampled = cohort < s.population and self.place != "local" and not s.secret
         return ledger.report(now, delta=self.delta, sampled=sampled, secret=bool(s.secret)), now

@@ -23,9 +23,9 @@ def fresh(population: int) -> dict[str, Tensor]:
     return {"spent": each, "seen": each.clone(), "releases": each.clone(), "rdp": torch.zeros(ORDERS, dtype=torch.float64)}
 
 
-def record(state: Mapping[str, Tensor], releases: Mapping[str, list[int]], asked: list[int], *, noise: float, place: str, cohort: int,
-           population: int) -> dict[str, Tensor]:
-    """The ledger after the releases of one round: name -> the clients whose uploads were put together.
+def record(state: Mapping[str, Tensor], releases: Mapping[str, list[int]], asked: Mapping[str, list[int]], *, noise: float, place: str,
+           cohort: int, population: int) -> dict[str, Tensor]:
+    """The ledger after the releases of one round: name -> the clients whose uploads were put together, and who was asked for them.
 
     Who was asked may have sent its upload, though it came too late or was refused: nobody published it, but the server saw it.
     Each client's share of the noise is made for the expected number of clients, m. Where only m′ of them arrive, the sum has
@@ -41,7 +41,7 @@ def record(state: Mapping[str, Tensor], releases: Mapping[str, list[int]], asked
         spent = whole * expected / len(ids) if place == "client" else whole
         seen = {"client": whole * expected, "local": whole, "server": math.inf}[place]
         new["spent"][ids] += spent
-        new["seen"][asked] += seen
+        new["seen"][asked[name]] += seen
         new["releases"][ids] += 1
         joint, drawn = joint + spent, max(drawn, expected)
     if joint and math.isfinite(joint) and cohort < population:

@@ -33,9 +33,13 @@ def secret_normal(secret: bytes, label: str, hidden: Sequence[Tensor], count: in
 
 
 def add_noise(vector: list[Tensor], deviation: float, key: Tensor, secret: bytes, label: str) -> list[Tensor]:
-    """The vector with noise of that deviation on every coordinate: from the secret where there is one, else keyed."""
+    """The vector with noise of that deviation on every coordinate: from the secret where there is one, else keyed.
+
+    Secret noise depends on the deviation too: a site may have approved apps with different ones, and a server may ask both for the same
+    upload. The same numbers a and b times as long on it would cancel, and leave what they hide.
+    """
     if not deviation:
         return vector
     sizes = [t.numel() for t in vector]
-    flat = secret_normal(secret, f"{label} {int(key)}", vector, sum(sizes)) if secret else rng.normal(key, (sum(sizes),))
+    flat = secret_normal(secret, f"{label} {int(key)} {deviation!r}", vector, sum(sizes)) if secret else rng.normal(key, (sum(sizes),))
     return [t + deviation * tree.to(n.reshape(t.shape), t.device) for t, n in zip(vector, flat.split(sizes))]

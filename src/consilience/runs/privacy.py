@@ -56,7 +56,7 @@ def forecast(fed: Federation, rounds: int) -> dict[str, Any] | None:
         nonlocal said
         said = {}
         for part in counting:
-            view = replace(fed.serve(part, "account", ids), round=number, server=servers[part.name])
+            view = replace(fed.serve(part, "account", ids), round=number, server=servers[part.name], asked=dict.fromkeys(releases, ids))
             said, servers[part.name] = returned.accounted(part, part.account(view, releases), said)
     if preparing := fed.method.using("prepare"):
         count(0, population, {f"prepare {p.name}": population for p in preparing if p.uploads})

@@ -16,7 +16,7 @@ from consilience import rng, tree
 from consilience.core.federation import Federation
 from consilience.data import FederatedData
 from consilience.data.federated import ClientRows
-from consilience.engines.flower.parcel import Parcel, Raw, Refused, read_about, write_about
+from consilience.engines.flower.parcel import Parcel, Raw, Refused, Silent, read_about, write_about
 from consilience.engines.flower.server import Server
 from consilience.engines.flower.settings import FederationSettings, SiteSettings
 from consilience.engines.flower.site import Site
@@ -78,7 +78,7 @@ class FakeLink:
             self.asked.append((task, node - 100, request.about["round"]))
             work = lambda node=node, request=request: travelled(self.sites[node].answer(travelled(request)))
             answer = self.fault(node - 100, request, work) if self.fault else work()
-            yield node, (Refused("no answer in time") if answer is None else answer)
+            yield node, (Silent("no answer in time") if answer is None else answer)
 
 
 def travelled(parcel: Parcel) -> Parcel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ WRONG: dict[str, tuple[Callable[[Parcel], Any], str]] = {
     "another site": (lambda answer: Parcel({**answer.about, "site": 3}, answer.arrays), "answers for site"),
     "another federation": (lambda answer: Parcel({**answer.about, "federation": "0" * 16}, answer.arrays), "answers for federation"),
     "nan loss": (lambda answer: Parcel({**answer.about, "loss": float("nan")}, answer.arrays), "finite number"),
+    "a loss that float32 cannot hold": (lambda answer: Parcel({**answer.about, "loss": 1e39}, answer.arrays), "finite number"),
     "a loss of four hundred digits": (lambda answer: Parcel({**answer.about, "loss": 10**400}, answer.arrays), "finite number"),
     "an error that paints": (lambda answer: Parcel({**answer.about, "error": "\x1b[2Jall is well"}, {}), "reports: ?[2Jall is well"),
     "an error": (lambda answer: Parcel({**answer.about, "error": "out of\nmemory"}, {}), "the site reports: out of memory"),
@@ -114,6 +116,18 @@ def test_a_wrong_answer_before_training(what: str, method: str, tmp_path: Path) 
     assert not unequal(fake, simulate(fake.settings, [None, [1, 2, 3], None]))
 
 
+def test_sums_that_no_losses_add_up_to_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two such sums would pool to infinity, which no record can hold."""
+    def fault(number: int, request: Parcel, work: Answer) -> Parcel:
+        answer = work()
+        if number in (0, 1) and request.about["task"] == "score":
+            answer.about["scores"]["global"]["test"]["loss"] = 1.7e308
+        return answer
+    record = Fake(tmp_path, fault=fault, rounds=1).run()[-1]
+    assert [*record["global"]["per_client"]] == ["site-2", "site-3"]
+    assert caplog.text.count("loss adds up to 1.7e+308 on") == 2
+
+
 def test_too_few_rows_of_pseudo_data_are_refused(tmp_path: Path) -> None:
     """FedBR's rows are shared out by a common draw, so the server knows how many each site owes."""
     fewer = with_array(lambda name: name == "rows", lambda raw: Raw.of(torch.zeros(raw.shape[0] + 1, *raw.shape[1:])))
@@ -127,7 +141,6 @@ def test_a_site_that_trains_to_nan_says_so_and_keeps_nothing(tmp_path: Path, cap
     data = site_data(1)
     bad = data.x.clone()
     bad[0] = float("nan")
-    from dataclasses import replace
     fake.sites[1] = fake.link.sites[101] = fake.site(1, replace(data, x=bad))
     with caplog.at_level(logging.ERROR, "consilience.federation"):
         records = fake.run()
@@ -135,6 +148,18 @@ def test_a_site_that_trains_to_nan_says_so_and_keeps_nothing(tmp_path: Path, cap
     assert "non-finite" in caplog.text
     assert fake.versions(1).rounds() == []
     assert not unequal(fake, simulate(fake.settings, [[0, 2, 3], [0, 2, 3]]))
+
+
+def test_a_loss_that_is_not_finite_on_test_rows_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """JSON has no word for it. Training goes on with the site, and the round's scores are those of the others."""
+    fake, data = Fake(tmp_path, rounds=1), site_data(1)
+    outlier = data.x.clone()
+    outlier[data.clients[0].test[0]] = 3e38
+    fake.sites[1] = fake.link.sites[101] = fake.site(1, replace(data, x=outlier))
+    record = fake.run()[-1]
+    assert [*record["global"]["per_client"]] == ["site-0", "site-2", "site-3"]
+    assert "the site reports: the loss of the global model on its test rows is not finite in round 1." in caplog.text
+    assert not unequal(fake, simulate(fake.settings))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedper", "moon", "dbe", "ditto"])
@@ -150,6 +175,23 @@ def test_a_restarted_site_has_its_state(method: str, tmp_path: Path) -> None:
     fakes.append(Fake(tmp_path, method, restart))
     fakes[0].run()
     assert not unequal(fakes[0], simulate(fakes[0].settings))
+
+
+def test_an_old_question_that_comes_again_costs_no_state(tmp_path: Path) -> None:
+    """Site 1 answers the question of round 1 once more, after that of round 3. Nobody waits for it, and what it keeps of round 3 stays."""
+    asked: dict[int, Parcel] = {}
+
+    def again(number: int, request: Parcel, work: Answer) -> Parcel:
+        answer = work()
+        if (number, request.about["task"]) == (1, "train"):
+            asked[request.about["round"]] = request
+            if request.about["round"] == 3:
+                assert "error" not in fake.sites[1].answer(asked[1]).about
+        return answer
+    fake = Fake(tmp_path, "scaffold", again, rounds=5)
+    assert [r["lost"] for r in fake.run()] == [[]] * 5
+    assert fake.versions(1).rounds() == [3, 4, 5]
+    assert not unequal(fake, simulate(fake.settings))
 
 
 def test_an_emptied_cache_is_filled_again(tmp_path: Path) -> None:
@@ -211,6 +253,32 @@ def test_a_site_joins_late(tmp_path: Path) -> None:
     records = fakes[0].run()
     assert [r["absent"] for r in records] == [["site-0"], [], []]
     assert not unequal(fakes[0], simulate(fakes[0].settings, [[1, 2, 3], None, None]))
+
+
+@pytest.mark.parametrize("silence", [1, 2])
+def test_a_site_that_says_late_who_it_is(silence: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It reads its data when it is first asked, and a folder of images takes longer than the server waits. It is there all the time, and
+    is asked again.
+    """
+    asked: list[int] = []
+
+    def reading(number: int, request: Parcel, work: Answer) -> Parcel | None:
+        if number == 1 and request.about["task"] == "hello":
+            asked.append(number)
+            return work() if len(asked) > silence else None
+        return work()
+    fake = Fake(tmp_path, "scaffold", reading)
+    records = fake.run()
+    assert [r["absent"] for r in records] == [["site-1"]] * (silence - 1) + [[]] * (4 - silence)
+    assert len(asked) == silence + 1
+    assert caplog.text.count("Node 101 does not say who it is: no answer in time") == 1
+    assert not unequal(fake, simulate(fake.settings, [[0, 2, 3]] * (silence - 1) + [None] * (4 - silence)))
+
+
+def test_a_node_that_never_says_who_it_is_is_named(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, fault=lambda number, request, work: None if number else work(), rounds=1)
+    with pytest.raises(TooFewAnswers, match=r"1 of 4 sites enrolled .* Node 101 did not say who it is: no answer in time\."):
+        fake.run()
 
 
 def test_a_site_whose_data_change_enrols_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,6 +385,21 @@ def test_the_server_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert not unequal(fake, simulate(fake.settings))
 
 
+def test_a_run_that_is_to_have_more_rounds_is_not_said_to_be_done(tmp_path: Path) -> None:
+    """`done` says how a run ended. The longer one stops for want of sites, and the shorter one's end is not its own."""
+    for rounds in (2, 1):                                                  # fewer rounds are done already
+        Fake(tmp_path, rounds=rounds).run()
+        assert (tmp_path / "server" / "done").is_file()
+    longer = Fake(tmp_path, rounds=3)
+    longer.link.away = {100, 101, 102, 103}
+    with pytest.raises(TooFewAnswers):
+        longer.run()
+    assert not (tmp_path / "server" / "done").exists()
+    longer.link.away = set()
+    assert len(longer.run()) == 3
+    assert (tmp_path / "server" / "done").is_file()
+
+
 def test_a_server_that_lost_its_newest_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
     fake = Fake(tmp_path, "scaffold", rounds=3)
     fake.run()
@@ -385,6 +468,19 @@ def test_two_nodes_with_one_number(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.ERROR, "consilience.federation"):
         fake.run()
     assert "Node 200 is refused: it says it is site 1, which node 101 is already" in caplog.text
+    assert not unequal(fake, simulate(fake.settings))
+
+
+def test_names_that_stand_for_another_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sites count from 0 and people from 1; wards of two hospitals have one name. Every site keeps a line of its own in the records."""
+    fake = Fake(tmp_path, "fedavg", rounds=2)
+    for number, name in ((0, "site-1"), (2, "ward"), (3, "ward")):
+        fake.sites[number].own = replace(fake.sites[number].own, name=name)
+    with caplog.at_level(logging.WARNING, "consilience.federation"):
+        last = fake.run()[-1]
+    assert [*last["global"]["per_client"]] == ["site-0", "site-1", "ward", "site-3"]
+    assert "Site 0 calls itself site-1, which stands for another site. It is called site-0 here." in caplog.text
+    assert "Site 3 calls itself ward" in caplog.text
     assert not unequal(fake, simulate(fake.settings))
 
 

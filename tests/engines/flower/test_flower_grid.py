@@ -13,7 +13,7 @@ flwr_app = pytest.importorskip("flwr.app", reason="needs the extra 'flower'")
 from consilience.engines.flower import client_app, server_app  # noqa: E402
 from consilience.engines.flower import grid as module  # noqa: E402
 from consilience.engines.flower.grid import FlowerLink, pack, unpack  # noqa: E402
-from consilience.engines.flower.parcel import Parcel, Raw, Refused  # noqa: E402
+from consilience.engines.flower.parcel import Parcel, Raw, Refused, Silent  # noqa: E402
 from consilience.errors import ConfigError  # noqa: E402
 
 TENSORS = {"a": {"b": torch.linspace(-1, 2, 12).reshape(3, 4), "flag": torch.tensor([True, False])}, "n": torch.tensor(7),
@@ -114,7 +114,7 @@ def _pickled(array: Any) -> bytes:
 def test_the_deadline_ends_a_round(clock: Clock) -> None:
     found = _ask(clock, {1: 2.0, 2: None, 3: 40.0}, 10.0)
     assert isinstance(found[1], Parcel)
-    assert [str(found[i]) for i in (2, 3)] == ["no answer in 10 s"] * 2
+    assert [(type(found[i]), str(found[i])) for i in (2, 3)] == [(Silent, "no answer in 10 s")] * 2
     assert 10.0 <= clock.at < 13.0
 
 
@@ -132,7 +132,13 @@ def test_late_answers_are_waited_for_while_too_few_came(clock: Clock) -> None:
 
 def test_what_a_grid_reports_is_passed_on(clock: Clock) -> None:
     error = lambda reply: flwr_app.Message(flwr_app.Error(5, "node\nunavailable"), reply_to=_asked(reply))
-    assert "Flower reports error 5: node unavailable" in str(_ask(clock, {1: 0.0}, 5.0, change=error)[1])
+    found = _ask(clock, {1: 0.0}, 5.0, change=error)[1]
+    assert (type(found), str(found)) == (Silent, "Flower reports error 5: node unavailable")
+    expired = lambda reply: flwr_app.Message(flwr_app.Error(3, "Message Unavailable"), reply_to=_asked(reply))
+    found = _ask(clock, {1: 0.0}, 5.0, change=expired)[1]
+    assert (type(found), str(found)) == (Silent, "no answer in time")
+    raised = lambda reply: flwr_app.Message(flwr_app.Error(2, "DataError"), reply_to=_asked(reply))
+    assert type(_ask(clock, {1: 0.0}, 5.0, change=raised)[1]) is Refused
 
     def foreign(reply: Any) -> Any:
         reply.metadata.__dict__["_src_node_id"] = 9

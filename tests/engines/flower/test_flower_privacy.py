@@ -12,6 +12,7 @@ from fake_federation import Fake, simulate, unequal
 
 from consilience import tree
 from consilience.engines.flower.build import build_for_server
+from consilience.engines.flower.roster import TooFewAnswers
 from consilience.privacy.accountant import epsilon_of
 
 NOISY: dict[str, Any] = {"settings.dp.noise": 2.0, "settings.dp.clip": 0.02, "rounds": 2}
@@ -23,6 +24,25 @@ def test_clipping_alone_equals_the_simulation(method: str, tmp_path: Path) -> No
     records = fake.run()
     assert not unequal(fake, simulate(fake.settings))
     assert records[-1]["privacy"]["epsilon"] is None
+
+
+def test_a_restarted_site_is_clipped_beside_the_server_s_model(tmp_path: Path) -> None:
+    """In FedFM-Lite sites go on from models of their own for three rounds. What they send then is their change of the model that the
+    server has, which a site that was started anew in between must know, though it did not train from it.
+    """
+    seen: set[int] = set()
+
+    def restart(site: int, request: Any, work: Any) -> Any:
+        if site != 1 or request.about["task"] != "train" or request.about["round"] in seen:
+            return work()
+        seen.add(request.about["round"])
+        fake.restart(1)
+        return fake.sites[1].answer(request)
+    settings = {"settings.anchors.lite": True, "settings.anchors.every": 3, "settings.dp.noise": 0.0, "settings.dp.clip": 0.05}
+    fake = Fake(tmp_path, "fedfm+dp", restart, model="mlp", **{**settings, "rounds": 6})
+    fake.run()
+    assert seen == {1, 2, 3, 4, 5, 6}
+    assert not unequal(fake, simulate(fake.settings))
 
 
 def test_the_server_warns_of_noise_that_drowns_what_it_hides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,6 +143,39 @@ def test_a_site_that_does_not_answer_costs_the_others(tmp_path: Path) -> None:
     assert records[-1]["lost"] == ["site-1"]
     assert fake.fed.server["dp"]["spent"].tolist() == pytest.approx([1 / 3 + 1 / 2, 1 / 3, 0, 1 / 3 + 1 / 2])
     assert fake.fed.server["dp"]["seen"].tolist() == pytest.approx([2, 2, 0, 2])       # its upload may have come too late
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_site_that_was_asked_in_vain_is_counted(killed: bool, tmp_path: Path) -> None:
+    """Two of the sites are drawn for the round, 0 and 3. Site 3 sends its upload, which does not arrive, and is gone when the round is
+    done again: with 0 and 2, by the same server or by one that is started anew. The first server has seen what 3 sent.
+    """
+    def lose(site: int, request: Any, work: Any) -> Any:
+        answer = work()
+        if (site, request.about["task"]) != (3, "train"):
+            return answer
+        fake.link.away = {103}
+        return None
+    values = {**NOISY, "rounds": 1, "participation": 2, "settings.dp.place": "local", "retries": 0 if killed else 1}
+    fake = Fake(tmp_path, "dp", lose, **values)
+    if killed:
+        with pytest.raises(TooFewAnswers):
+            fake.run()
+    record = fake.run()[-1]
+    assert record["cohort"] == ["site-0", "site-2"]
+    assert fake.fed.server["dp"]["spent"].tolist() == [0.25, 0, 0, 0]                   # site 2 is too small to train
+    assert fake.fed.server["dp"]["seen"].tolist() == [0.25, 0, 0, 0.25]
+
+
+def test_who_is_asked_after_its_round_is_counted(tmp_path: Path) -> None:
+    """FedFM may ask the clients of the round before for their anchors: whoever was in round 1 uploads in round 2 again. With place=local
+    the server sees of every site what is published of it.
+    """
+    more = {"settings.anchors.clients": "previous", "settings.dp.place": "local", "rounds": 3, "model": "mlp"}
+    fake = Fake(tmp_path, "fedfm+dp", participation=2, min_sites=1, **{**NOISY, **more})
+    assert [r["cohort"] for r in fake.run()] == [["site-0", "site-3"], ["site-1", "site-2"], ["site-2", "site-3"]]
+    for kind in ("spent", "seen"):                       # finish in rounds 1 and 3, and asked in round 2; site 1 is asked in round 3
+        assert fake.fed.server["dp"][kind].tolist() == [0.5, 0.5, 0, 0.75]
 
 
 def test_a_restarted_server_remembers_what_was_spent(tmp_path: Path) -> None:

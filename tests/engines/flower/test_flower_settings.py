@@ -48,6 +48,9 @@ def test_what_decides_numbers_is_in_the_digest_and_nothing_else() -> None:
     assert digest() == digest(deadline=5.0) == digest(folder="x") == digest(rounds=7) == digest(min_sites=1) == digest(label="y")
     assert len({digest(), digest(lr=0.5), digest(method="fedprox"), digest(seed=1), digest(sites=4), digest(transform="raw")}) == 6
     assert digest(method="dbe+scaffold") == digest(method="scaffold+dbe")
+    # the order of names says which label a class has, and which column a number stands in
+    orders = [{"class_names": "a,b,c"}, {"class_names": "b,a,c"}, {"feature_names": "age,bp"}, {"feature_names": "bp,age"}]
+    assert len({digest(classes=3), *(digest(**{"classes": 3, **names}) for names in orders)}) == 5
 
 
 def test_fewer_selected_sites_need_fewer_answers() -> None:
@@ -96,8 +99,10 @@ def test_versions_that_nobody_accepted_go(tmp_path: Path) -> None:
     for round_number, accepted in ((1, 0), (2, 1), (3, 1)):       # the answer of round 2 was lost
         versions.write(round_number, _state(float(round_number), round_number), accepted)
     assert versions.rounds() == [1, 3]
-    versions.write(2, _state(9.0, 2), accepted=1)                 # the server went back behind round 3
-    assert versions.rounds() == [1, 2]
+    versions.write(2, _state(9.0, 2), accepted=1)                 # the server went back behind round 3, or its question is an old one
+    assert versions.rounds() == [1, 2, 3]
+    versions.write(4, _state(4.0, 4), accepted=2)                 # it went back, and the round 3 that came then was without this site
+    assert versions.rounds() == [1, 2, 4]
 
 
 def test_a_damaged_or_foreign_state_is_not_used(tmp_path: Path) -> None:

@@ -26,11 +26,13 @@ class Broadcast:
     def __init__(self, fed: Federation) -> None:
         travelling = {half: {k: w for k, w in flat.items() if k in fed.spec.shared} for half, flat in fed.model.items()}
         self.arrays = {path: Raw.of(leaf) for path, leaf in tree.paths({"model": travelling, "shared": fed.shared})}
+        self.guarded = bool(fed.method.using("release"))           # what leaves a site is then measured from the server's model
         self.digests = {path: digest_of(raw) for path, raw in self.arrays.items()}
 
     def listed(self, alone: bool) -> dict[str, str]:
-        """path -> digest of what a site works with. One that goes on from its own model needs none."""
-        return {path: digest for path, digest in self.digests.items() if not (alone and path.startswith("model/"))}
+        """path -> digest of what a site works with. One that goes on from its own model needs none, unless its uploads are guarded."""
+        without = alone and not self.guarded
+        return {path: digest for path, digest in self.digests.items() if not (without and path.startswith("model/"))}
 
     def beyond(self, listed: Mapping[str, str], held: Mapping[str, str]) -> dict[str, Raw]:
         """What a site does not have yet."""

@@ -74,4 +74,8 @@ def check_envelope(about: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
 
 
 def check_loss(about: Mapping[str, Any]) -> float:
-    return real_number(about.get("loss"), "loss")
+    """A mean training loss. Sites compute in float32, where a larger one would be infinite, and one infinite loss ends a round for all."""
+    loss = real_number(about.get("loss"), "loss")
+    if abs(loss) > torch.finfo(torch.float32).max:
+        raise Refused(f"'loss' must be a finite number of type float32, not {loss:g}")
+    return loss

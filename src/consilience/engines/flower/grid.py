@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from .parcel import Parcel, Raw, Refused, plain, read_about, write_about
+from .parcel import Parcel, Raw, Refused, Silent, plain, read_about, write_about
 
 log = logging.getLogger("consilience.federation")
 KINDS = {"hello": "query", "consult": "query", "train": "train", "score": "evaluate"}      # Flower's kinds of messages
 NUMPY = "numpy.ndarray"
 FIRST_LOOK, LAST_LOOK = 0.1, 2.0        # seconds between two looks for answers, growing
+NOT_HEARD = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
 NO_LIMIT = 7 * 24 * 3600.0              # a message's life where no deadline is set
 
 
@@ -78,7 +80,7 @@ class FlowerLink:
                 time.sleep(pause)
                 pause = min(pause * 1.3, LAST_LOOK)
         for node in waiting.values():
-            yield node, Refused(f"no answer in {seconds:g} s")
+            yield node, Silent(f"no answer in {seconds:g} s")
 
     def _answer(self, message: str, node: int) -> Parcel | Refused | None:
         """The answer to one message; None where there is none yet. Asked for alone: what Flower cannot put together takes with it
@@ -96,7 +98,10 @@ class FlowerLink:
 
 def _content(reply: Message, message: str, asked: int) -> Parcel | Refused:
     if reply.has_error():
-        return Refused(f"Flower reports error {reply.error.code}: {plain(reply.error.reason, 300)}")
+        if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:          # the question has reached the end of its life
+            return Silent("no answer in time")
+        kind = Silent if reply.error.code in NOT_HEARD else Refused
+        return kind(f"Flower reports error {reply.error.code}: {plain(reply.error.reason, 300)}")
     if reply.metadata.src_node_id != asked or reply.metadata.reply_to_message_id != message:
         return Refused(f"it says that it comes from node {reply.metadata.src_node_id}, or answers another message")
     try:

@@ -1,6 +1,6 @@
 """The server's folder: what was agreed, records, checkpoints with the last round accepted from every site, and the final model.
 
-    federation.json config.json environment.json records.jsonl checkpoints/ final/ done
+    federation.json config.json environment.json records.jsonl asked.json checkpoints/ final/ done
 
 The files that a simulation's folder has as well have its form.
 """
@@ -22,7 +22,7 @@ from ...core.snapshot import restore, snapshot
 from ...errors import ConfigError, DataError
 from ...runs.environment import describe_environment
 from ...runs.files import disk, read_json, read_tensors, whole_folder, write_bytes, write_json, write_tensors
-from ...runs.folder import read_records
+from ...runs.folder import read_done, read_records
 from ...runs.lock import folder_lock, make_folder
 from ...runs.result import summarise
 from .roster import Member, Roster
@@ -69,6 +69,10 @@ class Ledger:
                 changed = sorted(k for k in old["settings"].keys() | now.keys() if old["settings"].get(k) != now.get(k))
                 raise ConfigError(f"The server's folder {str(self.path)!r} holds a federation with other settings "
                                   f"({', '.join(changed)}). Choose another folder, or run with the old settings.")
+            done = self.path / "done"
+            if done.is_file() and read_done(self.path)["summary"]["rounds"] < self.settings.run.run.rounds:
+                with disk("reopen", done):
+                    done.unlink()                # it says how the shorter run ended
             return str(old["token"])
         if any(p.name not in (".lock", "secret") and not p.name.startswith(".") for p in self.path.iterdir()):
             raise ConfigError(f"The folder {str(self.path)!r} holds files, but no federation of ours. Choose an empty folder.")
@@ -93,6 +97,14 @@ class Ledger:
 
     def secret(self) -> bytes:
         return own_secret(self.path / "secret")
+
+    def asked(self, round_number: int, sites: list[int]) -> list[int]:
+        """All that were asked in this round so far, these included, also by a server that was killed in it."""
+        path = self.path / "asked.json"
+        held = read_json(path) if path.is_file() else {}
+        every = sorted({*sites, *(held["sites"] if held.get("round") == round_number else ())})
+        write_json(path, {"round": round_number, "sites": every})
+        return every
 
     # ---- going on ----------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class Refused(ConsilienceError):
     """An answer that is not used, and why."""
 
 
+class Silent(Refused):
+    """There was no answer, which says nothing against its sender."""
+
+
 class Raw(NamedTuple):
     """An array as it travels: what its sender says of it, and its bytes."""
 

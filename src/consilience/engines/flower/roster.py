@@ -17,14 +17,16 @@ from typing import Any, Protocol, TypeVar
 from ...core.federation import Federation
 from ...errors import ConsilienceError
 from .broadcast import Broadcast
+from .build import site_name
 from .checks import check_envelope
-from .parcel import Parcel, Raw, Refused, plain, real_number, whole_number
+from .parcel import Parcel, Raw, Refused, Silent, plain, real_number, whole_number
 from .settings import FederationSettings
 from .site import PROTOCOL
 
 log = logging.getLogger("consilience.federation")
 T = TypeVar("T")
 HELLO_SECONDS = 120.0
+AGAIN_SECONDS = 10.0             # for a node that gave no answer before: it may still be reading its data
 MOST_ROWS = 10**8                # of one site's parts: the server keeps eight bytes for each, whatever a site claims
 
 
@@ -68,6 +70,7 @@ class Roster:
         self.wire: dict[str, int] = {"up": 0, "down": 0}
         self.seconds: dict[int, float] = {}                       # of each site's last answer
         self._refused: dict[int, str] = {}                        # node -> why it may not take part
+        self._silent: dict[int, str] = {}                         # node -> how it gave no answer; it is asked again
 
     # ---- who is there ----------------------------------------------------------------------------------------------------
 
@@ -79,17 +82,28 @@ class Roster:
                 log.warning("Site %d (%s) is gone: node %d is not reachable.", member.number, member.name, member.node)
                 member.node = None
         self._refused = {node: why for node, why in self._refused.items() if node in there}      # one that returns may try again
-        known = {m.node for m in self.members.values()} | self._refused.keys()
-        strangers = sorted(there - known)
-        if strangers:
-            hellos = {node: Parcel.of(self._envelope("hello", 0)) for node in strangers}
-            for node, answer in self.link.ask(hellos, "hello", self._deadline(HELLO_SECONDS), 0):
-                try:
-                    self._enrol(node, answer)
-                except Refused as error:
-                    self._refused[node] = str(error)
-                    log.error("Node %d is refused: %s.", node, error)
+        self._silent = {node: how for node, how in self._silent.items() if node in there}
+        strangers = there - {m.node for m in self.members.values()} - self._refused.keys()
+        for nodes, seconds in ((strangers - self._silent.keys(), HELLO_SECONDS), (strangers & self._silent.keys(), AGAIN_SECONDS)):
+            if nodes:
+                self._greet(sorted(nodes), seconds)
         return self.present
+
+    def _greet(self, nodes: list[int], seconds: float) -> None:
+        """Ask nodes who they are, and enrol those that are sites."""
+        hellos = {node: Parcel.of(self._envelope("hello", 0)) for node in nodes}
+        for node, answer in self.link.ask(hellos, "hello", self._deadline(seconds), 0):
+            told = self._silent.pop(node, None)
+            try:
+                self._enrol(node, answer)
+            except Silent as error:
+                self._silent[node] = str(error).rstrip(".")
+                if told is None:
+                    log.warning("Node %d does not say who it is: %s. It is asked again; it may still be reading its data.", node,
+                                self._silent[node])
+            except Refused as error:
+                self._refused[node] = str(error)
+                log.error("Node %d is refused: %s.", node, error)
 
     @property
     def present(self) -> list[int]:
@@ -97,8 +111,9 @@ class Roster:
 
     @property
     def refusals(self) -> str:
-        """Nodes that may not take part, and why."""
-        return " ".join(f"Node {node} was refused: {why}." for node, why in sorted(self._refused.items()))
+        """Nodes that may not take part or gave no answer, and why."""
+        return " ".join([*(f"Node {node} was refused: {why}." for node, why in sorted(self._refused.items())),
+                         *(f"Node {node} did not say who it is: {how}." for node, how in sorted(self._silent.items()))])
 
     def _deadline(self, most: float) -> float:
         agreed = self.settings.agreed.deadline
@@ -129,11 +144,18 @@ class Roster:
         if other is not None and other.was not in (None, node):
             log.warning("Site %d was node %d before and is node %d now: another key, or a SuperLink that forgot its nodes.", number,
                         other.was, node)
-        name = re.sub(r"[^\w.+-]+", "_", str(about.get("name") or ""))[:60]      # it goes into logs and records
-        taken = {m.name for n, m in self.members.items() if n != number}
-        self.members[number] = Member(number, name if name and name not in taken else f"site-{number}", counted, node, node)
+        self.members[number] = Member(number, self._name_for(number, about.get("name")), counted, node, node)
         log.info("Site %d (%s) enrolled as node %d with %d training, %d validation and %d test samples.", number,
                  self.members[number].name, node, counted["train"], counted["val"], counted["test"])
+
+    def _name_for(self, number: int, said: object) -> str:
+        """The name it gave itself, for logs and records, unless another site has it, or goes by it where it gives none."""
+        own, name = site_name(number), re.sub(r"[^\w.+-]+", "_", str(said or ""))[:60]
+        others = [i for i in range(self.settings.agreed.sites) if i != number]
+        if name in {*map(site_name, others), *(self.members[i].name for i in others if i in self.members)}:
+            log.warning("Site %d calls itself %s, which stands for another site. It is called %s here.", number, name, own)
+            return own
+        return name or own
 
     def _same_rows(self, member: Member, about: Mapping[str, Any]) -> None:
         """A site whose data were replaced enrols anew: averages go by the sizes it enrolled with."""
@@ -149,7 +171,7 @@ class Roster:
 
     @property
     def names(self) -> list[str]:
-        return [self.members[i].name if i in self.members else f"site-{i}" for i in range(self.settings.agreed.sites)]
+        return [self.members[i].name if i in self.members else site_name(i) for i in range(self.settings.agreed.sites)]
 
     # ---- questions and answers -------------------------------------------------------------------------------------------
 

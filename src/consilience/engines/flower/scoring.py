@@ -63,7 +63,8 @@ def read_scores(about: Mapping[str, Any], fed: Federation, sizes: Mapping[str, i
                 raise Refused(f"its criterion on its {rows} rows is {sums[CRITERION]}")
             for measure in set(sums) - {"count", CRITERION}:
                 total = real_number(sums[measure], measure)
-                if total < 0 or (measure != "loss" and total > sums["count"] * (1 + 1e-6)):
+                most = sums["count"] * (torch.finfo(torch.float32).max if measure == "loss" else 1.0)      # of losses in float32
+                if total < 0 or total > most * (1 + 1e-6):
                     raise Refused(f"{measure} adds up to {total} on {sums['count']} rows")
     return given
 

@@ -121,6 +121,7 @@ class Server:
         start = self.now()
         there = self._present()
         self.engine.begin(there)
+        self._note(0, there)
         self._keep(self.fed.prepare(), start, NOT_SCORED)
 
     def _round(self) -> None:
@@ -128,10 +129,16 @@ class Server:
         there = self._present()
         cohort = self.cohort(there)
         self.engine.begin(cohort)
+        self._note(fed.round_number + 1, cohort)
         report = fed.round(cohort)
         due = report.number % run.eval_every == 0 or report.number == run.rounds
         scores = self._score() if due and report.exchanged else NOT_SCORED
         self._keep(report, start, {**scores, "absent": [self.roster.names[i] for i in range(fed.size) if i not in there]})
+
+    def _note(self, round_number: int, asked: list[int]) -> None:
+        """Who is asked, before anybody is. What a site sends is counted also where the round is done again without it."""
+        if self.fed.method.using("account"):
+            self.fed.asked_before = self.ledger.asked(round_number, [i for i in asked if self.fed.trains(i) or not round_number])
 
     def _score(self) -> dict[str, Any]:
         fed, roster, judge = self.fed, self.roster, self.settings.judge

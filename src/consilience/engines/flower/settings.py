@@ -187,6 +187,8 @@ class FederationSettings:
                                                                  "transform") and k not in ("rounds", "eval_every")}
         if decides["criterion"] == ACCURACY:
             del decides["criterion"]                 # so that federations from before there was a choice go on
+        # the label of a class, and the column of a number; where there are none, the hash is that of before names counted
+        decides |= {name: said for name in ("class_names", "feature_names") if (said := self.flat()[name])}
         stack = self.run.portable()
         decides |= {"method": stack["method"], "settings": stack["settings"]}
         return hashlib.sha256(json.dumps(decides, sort_keys=True, default=list).encode()).hexdigest()[:16]

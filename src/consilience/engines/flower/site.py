@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -147,4 +148,9 @@ class Site:
         return {"loss": loss}, {"uploads": outcome.uploads, "model": model}
 
     def _score(self, request: Parcel, versions: Versions) -> tuple[dict[str, Any], tree.Tree]:
-        return {"scores": score_site(self.fed, self.number, self.rows, self.settings.judge and self.settings.judge[0])}, {}
+        scores = score_site(self.fed, self.number, self.rows, self.settings.judge and self.settings.judge[0])
+        for model, by_rows in scores.items():
+            for rows, sums in by_rows.items():
+                if not math.isfinite(sums.get("loss", 0.0)):
+                    raise Refused(f"the loss of the {model} model on its {rows} rows is not finite in round {self.fed.round_number}")
+        return {"scores": scores}, {}

@@ -71,9 +71,11 @@ class Versions:
         older = [r for r in self.rounds() if r <= accepted]
         for old in older[:-KEEP]:
             shutil.rmtree(self._folder(old), ignore_errors=True)
-        for ahead in self.rounds():
-            if ahead > accepted and ahead != round_number:       # answers that were lost, or of a server that went back
-                shutil.rmtree(self._folder(ahead), ignore_errors=True)
+        # Answers that were lost. Those of later rounds stay until they are passed: the server may have gone back, but this may also be an
+        # old question that came late, and the server have accepted them. It names none that it has not accepted.
+        for lost in self.rounds():
+            if accepted < lost < round_number:
+                shutil.rmtree(self._folder(lost), ignore_errors=True)
 
     def _folder(self, round_number: int) -> Path:
         return self.folder / f"round-{round_number:06d}"
