@@ -55,6 +55,7 @@ def test_init_refuses_before_it_writes(cli, data, tmp_path, words, said):
 def test_a_file_that_is_no_app_is_not_approved(cli, data, tmp_path):
     cli("data", "check", data)                                             # the file is there, and is a zip archive without an app
     assert "bundle cannot be read" in cli("federation", "approve", "store", "site.npz", code=2).err
+    assert "There is no store 'stroe'" in cli("federation", "approvals", "stroe", code=2).err
     assert not (tmp_path / "store").exists()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 
 import pytest
 
 from consilience.errors import ConfigError, DataError
-from consilience.federation.approval import HARMLESS, KEEP, Approvals, files_in, hash_of
+from consilience.federation.approval import HARMLESS, KEEP, Approvals, files_in, hash_of, own_settings
 
 
 def bundle(config='lr = 0.1\nmethod = "fedavg"\nfolder = ""\nsettings.dbe.kappa = 5\n', code="print('hello')") -> bytes:
@@ -26,6 +27,18 @@ OWN = {"lr": 0.1, "method": "fedavg", "folder": "", "settings.dbe.kappa": 5}
 def test_a_store_is_its_owner_s_whoever_makes_it(tmp_path):
     Approvals(tmp_path / "store").approve("0" * 64)
     assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("a.txt", "hi", "it has no pyproject.toml"), ("pyproject.toml", "[tool]\nflwr = 1", "no table tool.flwr.app"),
+    ("pyproject.toml", "[project]\nname = 'x'", "no table tool.flwr.app"), ("pyproject.toml", "x = ", "Invalid value")])
+def test_a_bundle_that_is_no_app_says_what_it_lacks(name, text, said):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, text)
+    with pytest.raises(DataError, match=re.escape(said)) as refused:
+        own_settings(out.getvalue())
+    assert "Error(" not in str(refused.value)
 
 
 def test_only_what_is_listed_may_run(tmp_path):

@@ -180,6 +180,8 @@ def approvals(store: Store, as_json: AsJson = False) -> None:
     """List what a site has approved and refused."""
     from ..federation.approval import Approvals
     from ..runs.folder import read_lines
+    if not store.is_dir():
+        raise ConfigError(f"There is no store {str(store)!r}. `federation key` makes a site's, and `federation approve` too.")
     held = Approvals(store)
     log = held.refused / "refused.jsonl"
     refused = read_lines(log) if log.is_file() else []

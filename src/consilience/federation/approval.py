@@ -27,6 +27,7 @@ from ..runs.files import disk, read_json, write_bytes, write_json
 HARMLESS = ("folder", "label")                       # the server's own affair
 STUDY = ("eval_every", "lr", "method", "rounds", "seed")     # what a study varies from run to run
 ANY = "*"
+PROJECT = "pyproject.toml"
 SHOWN = 12                                           # settings named in a refusal
 KEEP = 20                                            # refused bundles kept to look at
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -109,10 +110,15 @@ def own_settings(content: bytes) -> dict[str, Any]:
     """The settings in a bundle's own pyproject.toml, by flat names."""
     try:
         with zipfile.ZipFile(BytesIO(content)) as bundle:
-            project = tomllib.loads(bundle.read("pyproject.toml").decode())
+            if PROJECT not in bundle.namelist():
+                raise DataError(f"The app's bundle cannot be read: it has no {PROJECT}.")
+            project = tomllib.loads(bundle.read(PROJECT).decode())
+    except (zipfile.BadZipFile, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"The app's bundle cannot be read: {error}.") from None
+    try:
         return _flat(project["tool"]["flwr"]["app"].get("config", {}))
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
-        raise DataError(f"The app's bundle cannot be read: {error!r}.") from None
+    except (KeyError, TypeError, AttributeError):
+        raise DataError(f"The app's bundle cannot be read: its {PROJECT} has no table tool.flwr.app with the app's settings.") from None
 
 
 def files_in(content: bytes) -> list[tuple[str, int]]:
