@@ -79,7 +79,7 @@ def test_what_a_preset_sets_together_moves_together() -> None:
         point = {d.name: d.values[0] for d in found}
         parts = {p.name: p for p in at(entry, found, point).config(BASE, 0).stack().parts}
         assert parts["cosine"].tau == parts["drift"].tau == tau.values[0] != 0.1       # type: ignore[attr-defined]
-    (entry,), _ = make_entries(["cosine+drift(tau=0.3)"], BASE, False)
+    (entry,), _ = make_entries(["cosine(tau=0.3)+drift(tau=0.3)"], BASE, False)
     assert "lfd.tau" not in {d.name for d in space_of(entry, BASE)}
 
 
