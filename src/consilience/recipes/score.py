@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
+from ..metrics.curves import ROUNDING
 from ..runs.result import served_accuracies
 from .format import Score
 
@@ -17,7 +18,7 @@ def value_of(score: Score, records: Sequence[Record]) -> float | None:
     """The number a protocol takes from records, in the record's own units (fractions, rounds, seconds, bytes). None where there is none."""
     known = [(v, r) for r in records if (v := _read(score, r)) is not None]
     if score.reach is not None:                                 # equal counts as reached in spite of binary fractions
-        return next((float(r["round"]) for v, r in known if v >= score.reach - 1e-9), None)
+        return next((float(r["round"]) for v, r in known if v >= score.reach - ROUNDING), None)
     chosen = choose(score, known)
     if not chosen:
         return None
